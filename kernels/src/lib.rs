@@ -1,0 +1,1 @@
+//! Arithmetic over KV arenas: SIMD with run-time dispatch beside a scalar reference.

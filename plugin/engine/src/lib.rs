@@ -1,0 +1,1 @@
+//! Model runner for GGUF Llama-family models, one engine thread a replica.

@@ -1,0 +1,4 @@
+//! The server and tools binary.
+#![forbid(unsafe_code)]
+
+fn main() {}

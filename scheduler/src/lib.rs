@@ -1,0 +1,2 @@
+//! Which request computes which chunk in the next step.
+#![forbid(unsafe_code)]
