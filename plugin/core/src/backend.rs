@@ -1,0 +1,115 @@
+//! What an engine must offer to run plans: the trait `Backend`, its `Caps` and its `StepError`.
+//!
+//! A plan is data. Whoever runs it (our CPU backend, a host engine behind the C ABI, the double of
+//! the tests) gets it by value, computes, and answers with one `RowOut` per row. A backend knows
+//! pages and tokens, never the tree, the queue or a client. Several steps may be in flight; they
+//! finish in the order they were launched.
+
+use rootstock_memory::{CopyEngine, KvLayout, StepId};
+use rootstock_scheduler::{StepOutput, StepPlan};
+use serde::{Deserialize, Serialize};
+
+/// What a backend is able to do, read once before the core is built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caps {
+    /// How the backend lays out KV; its `page_tokens` must equal the cache's page size.
+    pub layout: KvLayout,
+    /// Names everything that changes the bits of KV (instruction set, weight repack, KV dtype):
+    /// part of the namespace, so that pages of other numerics are never served.
+    pub numerics_id: String,
+    /// Steps that may be launched and not yet waited for, at least 1.
+    pub max_in_flight: u8,
+    /// Number of token ids the model knows; every sampled token is below it.
+    pub vocab: u32,
+}
+
+/// Why a step did not give an output. The requests of that step end as failed, the others go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The computation reported a failure.
+    #[error("step {} failed: {message}", step.0)]
+    Failed {
+        /// The step that failed.
+        step: StepId,
+        /// What the backend said, one line.
+        message: Box<str>,
+    },
+    /// The computation panicked and was caught.
+    #[error("step {} panicked: {message}", step.0)]
+    Panicked {
+        /// The step that panicked.
+        step: StepId,
+        /// The panic's message, one line.
+        message: Box<str>,
+    },
+    /// `launch` was called with `max_in_flight` steps already running.
+    #[error("step {} refused: {in_flight} steps in flight, at most {max_in_flight}", step.0)]
+    Full {
+        /// The step that was refused; it never ran.
+        step: StepId,
+        /// Steps launched and not yet waited for.
+        in_flight: u8,
+        /// The limit of `Caps`.
+        max_in_flight: u8,
+    },
+    /// `wait` was called for a step that is not in flight, or out of launch order.
+    #[error("step {} is not the next one in flight", step.0)]
+    NotInFlight {
+        /// The step asked for.
+        step: StepId,
+    },
+    /// The device or its thread is gone; no later step can run.
+    #[error("backend lost at step {}: {message}", step.0)]
+    Lost {
+        /// The step at which the loss was noticed.
+        step: StepId,
+        /// What happened, one line.
+        message: Box<str>,
+    },
+}
+
+impl StepError {
+    /// The step this error is about.
+    pub fn step(&self) -> StepId {
+        match self {
+            Self::Failed { step, .. }
+            | Self::Panicked { step, .. }
+            | Self::Full { step, .. }
+            | Self::NotInFlight { step }
+            | Self::Lost { step, .. } => *step,
+        }
+    }
+
+    /// True when the backend cannot run any later step: stop taking requests.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+}
+
+/// Runs plans. One backend belongs to one replica and to one thread.
+///
+/// The caller launches plans in the order the core made them, waits for each in that order, and
+/// hands every output or failure back to the core (`complete` or `fail_step`) exactly once.
+pub trait Backend: Send {
+    /// The same answer at every call.
+    fn caps(&self) -> Caps;
+
+    /// Starts a step. The plan's copies named in `after` are complete when it is called.
+    ///
+    /// A synchronous backend may compute here and keep the output for `wait`.
+    ///
+    /// # Errors
+    /// The step did not start: the caller fails it in the core and does not wait for it.
+    fn launch(&mut self, plan: StepPlan) -> Result<(), StepError>;
+
+    /// Blocks until the step is done and returns one `RowOut` per row, in row order; the row of a
+    /// prefill chunk without sampling has no accepted tokens.
+    ///
+    /// # Errors
+    /// The step gave no output; after any error but a fatal one the backend runs later steps.
+    fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError>;
+
+    /// The engine that carries out copy plans over this backend's arenas.
+    fn copies(&mut self) -> &mut dyn CopyEngine;
+}
