@@ -1,2 +1,23 @@
 //! Which request computes which chunk in the next step.
+//!
+//! A [`Scheduler`] owns the requests of one replica, from [`Scheduler::add`] to their final
+//! event. [`Scheduler::schedule`] returns a [`StepPlan`]: plain arrays that say which tokens are
+//! computed onto which pages. A backend computes it, and [`Scheduler::complete`] takes the drawn
+//! tokens: what was computed becomes matchable for every request at once.
+//!
+//! The crate is pure: no threads, no clock, no files, no randomness. Time is an argument, order
+//! comes from data, and equal inputs give equal plans, page for page.
 #![forbid(unsafe_code)]
+
+mod config;
+mod emit;
+mod request;
+mod step;
+
+pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
+pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, Reason, Usage};
+pub use request::{Class, NewRequest, RequestId, SamplingParams};
+pub use step::{
+    History, Logprobs, MaskId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan,
+    TokenLogprob,
+};
