@@ -1,1 +1,25 @@
 //! Arithmetic over KV arenas: SIMD with run-time dispatch beside a scalar reference.
+//!
+//! [`cpu`] is the CPU backend: weight matrices repacked at load, matrix products over all rows
+//! of a step, paged attention that reads K and V back from the arena, norms, rope and sampling.
+//!
+//! Batch invariance holds for every function here: an output element has one accumulation
+//! order, whatever the number of rows in the step, the chunking of a prompt, the page table or
+//! the number of threads. So a token is the same bit for bit, warm or cold, alone or in a batch.
+//!
+//! The crate knows pages and layouts of `rootstock-memory`; it knows no models, no requests and
+//! no files.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "kernels convert between element widths everywhere; sizes are checked on entry"
+)]
+
+pub mod cpu;
+
+pub use cpu::{
+    AttentionArgs, GgmlType, Isa, KernelError, KvRow, KvView, PackedMatrix, RopeAngles, RopeStyle,
+    SampleArgs, SampleScratch, Sampled, Scratch, ThreadPool, add, argmax, attention, dequantize,
+    matmul, matmul_group, numerics_id, qk_norm, rms_norm, rope, sample, silu_mul, softmax,
+    store_kv,
+};

@@ -1,0 +1,36 @@
+//! The CPU backend: one scalar reference and SIMD paths chosen at run time.
+//!
+//! | file | what |
+//! |---|---|
+//! | `isa` | instruction sets, as proofs that this CPU has them |
+//! | `pool` | threads of a step |
+//! | `ggml`, `matrix`, `matmul` | weight formats, repacking, products |
+//! | `kv`, `attention` | K and V in the arena, paged attention |
+//! | `norm`, `rope`, `sample` | the rest of a step |
+
+mod attention;
+mod error;
+mod ggml;
+mod isa;
+mod kv;
+mod matmul;
+mod matrix;
+mod norm;
+mod pool;
+mod rope;
+mod sample;
+mod scratch;
+mod shared;
+
+pub use attention::{AttentionArgs, attention};
+pub use error::KernelError;
+pub use ggml::{GgmlType, dequantize};
+pub use isa::{Isa, numerics_id};
+pub use kv::{KvRow, KvView, store_kv};
+pub use matmul::{matmul, matmul_group};
+pub use matrix::PackedMatrix;
+pub use norm::{add, argmax, qk_norm, rms_norm, silu_mul, softmax};
+pub use pool::ThreadPool;
+pub use rope::{RopeAngles, RopeStyle, rope};
+pub use sample::{SampleArgs, SampleScratch, Sampled, sample};
+pub use scratch::Scratch;

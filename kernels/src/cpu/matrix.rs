@@ -1,0 +1,111 @@
+//! Weight matrices, checked and repacked once at load.
+
+use super::error::{KernelError, check_len, checked_area};
+use super::ggml::{GgmlType, dequantize};
+use super::isa::Isa;
+
+/// A weight matrix `[rows][cols]` in the form the kernels of one instruction set read.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    ggml_type: GgmlType,
+    rows: usize,
+    cols: usize,
+    isa: Isa,
+    store: Store,
+}
+
+/// How the weights lie in memory.
+#[derive(Debug)]
+pub(crate) enum Store {
+    /// Rows as in the file.
+    Rows(Box<[u8]>),
+}
+
+impl PackedMatrix {
+    /// Checks the shape against the bytes and repacks them for `isa`.
+    ///
+    /// # Errors
+    /// Rows that are not whole blocks, or bytes that do not match the shape.
+    ///
+    /// # Cost
+    /// One pass over the bytes and an allocation of about their size.
+    pub fn pack(
+        ggml_type: GgmlType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        isa: Isa,
+    ) -> Result<Self, KernelError> {
+        if rows == 0 || cols == 0 {
+            return Err(KernelError::EmptyMatrix { rows, cols });
+        }
+        let wanted = checked_area("matrix", rows, ggml_type.row_bytes(cols)?)?;
+        if bytes.len() != wanted {
+            return Err(KernelError::MatrixBytes {
+                ggml_type: ggml_type.name(),
+                rows,
+                cols,
+                wanted,
+                found: bytes.len(),
+            });
+        }
+        Ok(Self {
+            ggml_type,
+            rows,
+            cols,
+            isa,
+            store: Store::Rows(bytes.into()),
+        })
+    }
+
+    /// Rows: the width of the output.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the width of the input.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The weights' type in the file.
+    pub fn ggml_type(&self) -> GgmlType {
+        self.ggml_type
+    }
+
+    /// The instruction set it was packed for.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        match &self.store {
+            Store::Rows(bytes) => bytes.len(),
+        }
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes one row as floats: exactly the file's values, whatever the packing.
+    ///
+    /// # Errors
+    /// A row outside the matrix, or `out` of another length than the columns.
+    pub fn embed_row(&self, row: usize, out: &mut [f32]) -> Result<(), KernelError> {
+        if row >= self.rows {
+            return Err(KernelError::RowOutOfRange {
+                row,
+                rows: self.rows,
+            });
+        }
+        check_len("embedding row", out.len(), self.cols)?;
+        match &self.store {
+            Store::Rows(bytes) => {
+                let row_bytes = self.ggml_type.row_bytes(self.cols)?;
+                dequantize(self.ggml_type, &bytes[row * row_bytes..][..row_bytes], out)
+            }
+        }
+    }
+}
