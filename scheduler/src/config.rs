@@ -18,6 +18,7 @@ pub enum SchedulePolicy {
 
 /// Limits and policy of one scheduler; one replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SchedulerConfig {
     /// Whose device pages requests run on.
     pub replica: ReplicaId,
@@ -89,10 +90,14 @@ impl SchedulerConfig {
             return Err(ConfigError::Zero { name });
         }
         if self.max_model_len < 2 {
-            return Err(ConfigError::ModelLen { max_model_len: self.max_model_len });
+            return Err(ConfigError::ModelLen {
+                max_model_len: self.max_model_len,
+            });
         }
         if !(0.0..=1e9).contains(&self.aging_s) {
-            return Err(ConfigError::Aging { aging_s: self.aging_s });
+            return Err(ConfigError::Aging {
+                aging_s: self.aging_s,
+            });
         }
         Ok(())
     }

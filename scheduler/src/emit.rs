@@ -114,9 +114,9 @@ impl Emit {
     /// The caller's handle of the request.
     pub fn label(&self) -> u64 {
         match self {
-            Emit::Started { label, .. } | Emit::Tokens { label, .. } | Emit::Final { label, .. } => {
-                *label
-            }
+            Emit::Started { label, .. }
+            | Emit::Tokens { label, .. }
+            | Emit::Final { label, .. } => *label,
         }
     }
 }

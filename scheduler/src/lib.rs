@@ -9,14 +9,27 @@
 //! comes from data, and equal inputs give equal plans, page for page.
 #![forbid(unsafe_code)]
 
+mod admit;
+mod batch;
+mod check;
 mod config;
 mod emit;
+mod holding;
+mod live;
+mod policy;
+mod preempt;
+mod queue;
 mod request;
+mod scheduler;
+mod settle;
+mod stats;
 mod step;
 
 pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
 pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, Reason, Usage};
 pub use request::{Class, NewRequest, RequestId, SamplingParams};
+pub use scheduler::Scheduler;
+pub use stats::SchedulerStats;
 pub use step::{
     History, Logprobs, MaskId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan,
     TokenLogprob,

@@ -2,13 +2,30 @@
 //!
 //! These are plain values. The scheduler's own record of a live request is in `live.rs`.
 
-use rootstock_memory::Nanos;
+use rootstock_memory::{Nanos, ReplicaId};
 use rootstock_radix::{Hints, NamespaceId, TenantId, Token};
 use serde::{Deserialize, Serialize};
 
-/// One live or past request. Assigned by the scheduler, in the order of arrival, never reused.
+/// One live or past request. Assigned by the scheduler, in the order of arrival, never reused:
+/// the replica in the top 16 bits, a counter from 1 below.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
+
+impl RequestId {
+    /// The replica whose scheduler assigned the id.
+    pub fn replica(self) -> ReplicaId {
+        let [high, low, ..] = self.0.to_be_bytes();
+        ReplicaId(u16::from_be_bytes([high, low]))
+    }
+
+    pub(crate) fn new(replica: ReplicaId, count: u64) -> Self {
+        debug_assert!(
+            count < 1 << 48,
+            "a counter of 48 bits never wraps in practice"
+        );
+        Self(u64::from(replica.0) << 48 | count)
+    }
+}
 
 /// How the next token is drawn from the logits. The draw is a function of the logits, of `seed`
 /// and of the index of the output token, so a resumed request draws what it would have drawn.
@@ -64,17 +81,23 @@ impl SamplingParams {
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self { temperature: 1.0, ..Self::greedy() }
+        Self {
+            temperature: 1.0,
+            ..Self::greedy()
+        }
     }
 }
 
 /// Who waits for the answer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub enum Class {
     /// Nobody: warms the cache for a turn that may come. Below every client request, whatever
     /// its priority.
     Speculative,
     /// A client.
+    #[default]
     Client,
 }
 

@@ -154,10 +154,16 @@ impl StepPlan {
             row.mix_into(&mut f);
         }
         self.tokens.iter().for_each(|&t| f.word(u64::from(t)));
-        self.page_tables.iter().for_each(|&p| f.word(u64::from(p.get())));
+        self.page_tables
+            .iter()
+            .for_each(|&p| f.word(u64::from(p.get())));
         for copy in &self.copies {
             f.word(copy.id.0);
-            copy.from.1.iter().chain(&copy.to.1).for_each(|&p| f.word(u64::from(p.get())));
+            copy.from
+                .1
+                .iter()
+                .chain(&copy.to.1)
+                .for_each(|&p| f.word(u64::from(p.get())));
             f.word(u64::from(copy.layers.start) << 16 | u64::from(copy.layers.end));
         }
         self.after.iter().for_each(|&c| f.word(c.0));
@@ -193,7 +199,11 @@ impl Row {
                 f.word(u64::from(row) + 1);
             }
         }
-        f.word(self.sample.as_ref().map_or(0, |s| u64::from(s.output_index) + 1));
+        f.word(
+            self.sample
+                .as_ref()
+                .map_or(0, |s| u64::from(s.output_index) + 1),
+        );
         f.word(self.mask.map_or(0, |m| m.0.wrapping_add(1)));
         f.word(u64::from(self.drafts));
     }

@@ -1,0 +1,220 @@
+//! The pages of one running request, and every change of who owns them.
+//!
+//! ```text
+//!  page table of the request:   [ leased .............. | own ....... ] | rest
+//!                                 owned by the cache,      owned here,    promised,
+//!                                 held by the lease        private        not taken
+//!
+//!  open      lease + reservation          -> leased | - | rest
+//!  take      n pages of rest (or more from the cache) -> own
+//!  publish   complete pages of own        -> the cache; the lease now covers them; a page the
+//!            cache already had is swapped in the table first, then the duplicate is released
+//!  share     pages others computed        -> leased; own pages and promises they replace go back
+//!  close     own, rest -> released; lease -> ended. Takes `self`: the one way out.
+//! ```
+//! Invariants: `table = pages(lease) ++ own.ids()`; complete pages are never written again.
+
+use rootstock_memory::{CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
+use rootstock_radix::{
+    ContextKind, Dedup, Fate, Hints, Key, Lease, PrefixCache, Short, SpanMeta, Token,
+};
+
+use crate::live::count;
+
+/// Pages of one request on the device of one replica.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    lease: Lease,
+    own: Pages,
+    rest: Reservation,
+    table: Vec<PageId>,
+    page_tokens: u32,
+}
+
+impl Holding {
+    /// A lease on what is cached and a promise for what is not.
+    pub(crate) fn open(
+        cache: &PrefixCache,
+        lease: Lease,
+        rest: Reservation,
+        page_tokens: u32,
+    ) -> Self {
+        let mut table = Vec::new();
+        cache.pages(&lease, &mut table);
+        let own = Pages::none(rest.tier());
+        Self {
+            lease,
+            own,
+            rest,
+            table,
+            page_tokens,
+        }
+    }
+
+    pub(crate) fn table(&self) -> &[PageId] {
+        &self.table
+    }
+
+    /// Pages held by the lease.
+    pub(crate) fn leased_pages(&self) -> u32 {
+        self.lease.len_tokens() / self.page_tokens
+    }
+
+    /// Tokens whose KV the cache holds for this request.
+    pub(crate) fn leased_tokens(&self) -> u32 {
+        self.lease.len_tokens()
+    }
+
+    /// Pages that go back to the pool at once when the request gives way.
+    pub(crate) fn private_pages(&self) -> u32 {
+        count(self.own.len()) + self.rest.left()
+    }
+
+    /// Pages of the request's table that the cache owns.
+    pub(crate) fn leased(&self) -> &[PageId] {
+        &self.table[..self.leased_pages() as usize]
+    }
+
+    /// Pages missing for a table of `pages`, beyond what was promised.
+    pub(crate) fn missing(&self, pages: u32) -> u32 {
+        pages.saturating_sub(count(self.table.len()) + self.rest.left())
+    }
+
+    /// Lengthens the table to `pages`. Changes nothing when it cannot.
+    pub(crate) fn take(
+        &mut self,
+        cache: &mut PrefixCache,
+        pages: u32,
+        now: Nanos,
+    ) -> Result<Vec<CopyPlan>, Short> {
+        let mut copies = Vec::new();
+        let missing = self.missing(pages);
+        if missing > 0 {
+            let (more, demotions) = cache.reserve(self.rest.tier(), missing, now)?;
+            self.rest.merge(more);
+            copies = demotions;
+        }
+        let wanted = pages.saturating_sub(count(self.table.len()));
+        if wanted > 0 {
+            let taken = cache.acquire(&mut self.rest, wanted);
+            self.table.extend_from_slice(taken.ids());
+            self.own.merge(taken);
+        }
+        Ok(copies)
+    }
+
+    /// Gives complete pages to the cache, where everyone can match them at once. `tokens` are
+    /// those of the request, of which the first `computed` have their KV.
+    pub(crate) fn publish(
+        &mut self,
+        cache: &mut PrefixCache,
+        tokens: &[Token],
+        computed: u32,
+        args: &PublishArgs<'_>,
+    ) {
+        let complete = computed / self.page_tokens;
+        while self.leased_pages() < complete {
+            let from = self.leased_pages();
+            let (to, kind) = span_end(args.hints, from, complete, self.page_tokens);
+            let tail = self.own.split_off((to - from) as usize);
+            let pages = std::mem::replace(&mut self.own, tail);
+            let span = (from * self.page_tokens) as usize..(to * self.page_tokens) as usize;
+            let meta = SpanMeta {
+                kind,
+                priority: args.hints.priority,
+                dedup: Dedup::Swap,
+                busy_until: args.busy_until,
+            };
+            let done = cache.extend(&mut self.lease, &tokens[span], pages, &meta, args.now);
+            for (index, page) in done.swapped {
+                self.table[index as usize] = page;
+            }
+            assert_eq!(
+                self.leased_pages(),
+                to,
+                "the lease covers what it was extended by"
+            );
+        }
+    }
+
+    /// Takes up what others computed since the lease was made. Returns the tokens gained.
+    pub(crate) fn share(
+        &mut self,
+        cache: &mut PrefixCache,
+        key: Key<'_>,
+        max_tokens: u32,
+        busy_until: Option<StepId>,
+        now: Nanos,
+    ) -> u32 {
+        let before = self.leased_pages();
+        let gained = cache.grow(&mut self.lease, key, max_tokens, now);
+        if gained == 0 {
+            return 0;
+        }
+        let after = self.leased_pages();
+        let replaced = (after - before).min(count(self.own.len()));
+        let tail = self.own.split_off(replaced as usize);
+        let dropped = std::mem::replace(&mut self.own, tail);
+        self.table.clear();
+        cache.pages(&self.lease, &mut self.table);
+        self.table.extend_from_slice(self.own.ids());
+        cache.release(dropped, busy_until);
+        let spare = (after - before - replaced).min(self.rest.left());
+        let surplus = self.rest.split_off(spare);
+        cache.cancel(surplus);
+        gained
+    }
+
+    /// Gives everything back. No step in flight may touch the pages any more.
+    pub(crate) fn close(self, cache: &mut PrefixCache, fate: Fate, now: Nanos) {
+        cache.release(self.own, None);
+        cache.cancel(self.rest);
+        cache.end(self.lease, fate, now);
+    }
+
+    /// Whether the table is what the lease and the own pages say; counts (own, promised) pages.
+    pub(crate) fn recount(&self, cache: &PrefixCache) -> Option<(u32, u32)> {
+        let mut table = Vec::new();
+        cache.pages(&self.lease, &mut table);
+        let leased_ok = table.len() == self.leased_pages() as usize;
+        table.extend_from_slice(self.own.ids());
+        (leased_ok && table == self.table).then(|| (count(self.own.len()), self.rest.left()))
+    }
+}
+
+/// What goes with published pages.
+#[derive(Debug)]
+pub(crate) struct PublishArgs<'a> {
+    pub(crate) hints: &'a Hints,
+    /// Last step in flight that may read this request's table.
+    pub(crate) busy_until: Option<StepId>,
+    pub(crate) now: Nanos,
+}
+
+/// End (page, at most `complete`) of the run of one context kind that starts at page `from`. A
+/// page is of the kind of its first token.
+fn span_end(hints: &Hints, from: u32, complete: u32, page_tokens: u32) -> (u32, ContextKind) {
+    let kind_at = |page: u32| {
+        let token = page * page_tokens;
+        let span = hints.spans.iter().find(|(range, _)| range.contains(&token));
+        span.map(|(_, kind)| *kind)
+            .or(hints.context)
+            .unwrap_or(ContextKind::Unknown)
+    };
+    let kind = kind_at(from);
+    let mut to = from + 1;
+    while to < complete && kind_at(to) == kind {
+        to += 1;
+    }
+    (to, kind)
+}
+
+/// Pages that `tokens` take.
+pub(crate) fn pages_for(tokens: u32, page_tokens: u32) -> u32 {
+    tokens.div_ceil(page_tokens)
+}
+
+/// The device tier of a replica.
+pub(crate) fn device(replica: ReplicaId) -> TierId {
+    TierId::Device(replica)
+}

@@ -1,0 +1,298 @@
+//! A request inside the scheduler: what it is, and which phase it is in.
+//!
+//! ```text
+//!            admit               preempt
+//!  Queued ---------> Running ----------------> Preempted
+//!    |                 |  ^                       |  |
+//!    |                 |  +-----------------------+  |
+//!    | abort, expire   | end          admit          | abort, expire
+//!    v                 v                             v
+//!   done          Draining(step) --step done--> done
+//! ```
+//! Each phase has its own fields. `Running` and `Draining` hold pages, the others none. A request
+//! that has had its final event while a step still works on its pages is `Draining`; "done" is
+//! being no longer in the map.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use rootstock_memory::{Nanos, StepId};
+use rootstock_radix::{Hints, Key, NamespaceId, Token};
+use smallvec::SmallVec;
+
+use crate::emit::{CachedTokens, Usage};
+use crate::holding::Holding;
+use crate::policy::{KeyParts, Order, seconds_to_ns};
+use crate::request::{Class, NewRequest, RequestId, SamplingParams};
+
+/// Importance for preemption: client before speculative, then priority; higher is more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Rank {
+    class: Class,
+    priority: i32,
+}
+
+impl Rank {
+    /// Whether a request of this rank may take the place of one of `other`.
+    pub(crate) fn outranks(self, other: Rank, gap: u32) -> bool {
+        match self.class.cmp(&other.class) {
+            std::cmp::Ordering::Greater => true,
+            std::cmp::Ordering::Less => false,
+            std::cmp::Ordering::Equal => {
+                i64::from(self.priority) - i64::from(other.priority) >= i64::from(gap.max(1))
+            }
+        }
+    }
+}
+
+/// Order in which running requests give way; the least goes first: those that may still be
+/// preempted, lowest rank, least work done, newest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct VictimKey {
+    exhausted: bool,
+    rank: Rank,
+    work: u64,
+    newest: Reverse<RequestId>,
+}
+
+/// A live request.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) id: RequestId,
+    pub(crate) label: u64,
+    pub(crate) ns: NamespaceId,
+    pub(crate) class: Class,
+    pub(crate) hints: Hints,
+    pub(crate) deadline: Option<Nanos>,
+    pub(crate) sampling: Arc<SamplingParams>,
+    pub(crate) stop_tokens: Arc<[Token]>,
+    /// Prompt and all output so far.
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) prompt_tokens: u32,
+    /// Output tokens at which the request ends, within the model length.
+    pub(crate) output_max: u32,
+    pub(crate) output_min: u32,
+    pub(crate) ignore_eos: bool,
+    pub(crate) arrival: Nanos,
+    pub(crate) first_admission: Option<(Nanos, CachedTokens)>,
+    pub(crate) first_token: Option<Nanos>,
+    pub(crate) preemptions: u32,
+    /// Tokens computed for the request in all its stays: its sunk cost.
+    pub(crate) work: u64,
+    /// Nanoseconds waited in earlier waits.
+    pub(crate) waited_before: Nanos,
+    /// Start of the present wait, which lasts until a token is drawn.
+    pub(crate) waiting_since: Option<Nanos>,
+    /// Tokens found in the cache at the last look.
+    pub(crate) cached_probe: u32,
+    pub(crate) phase: Phase,
+}
+
+/// Where a request stands.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// Has not run.
+    Queued,
+    /// Gave way; waits to go on.
+    Preempted,
+    /// Has a seat and pages.
+    Running(Running),
+    /// Has ended; a step in flight may still touch its pages.
+    Draining(Draining),
+}
+
+/// A seat in the batch.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) hold: Holding,
+    /// Positions whose KV is known to be right.
+    pub(crate) computed: u32,
+    /// Positions covered by plans, completed or not.
+    pub(crate) launched: u32,
+    /// Draws in flight whose tokens are not known yet.
+    pub(crate) pending: u32,
+    /// Steps in flight with a row of this request, oldest first.
+    pub(crate) flight: SmallVec<[StepId; 2]>,
+    /// Where the last row was: the source of the next row's first token.
+    pub(crate) last_row: Option<(StepId, u32)>,
+    /// Whether a row in flight may accept several tokens, so that the next position is open.
+    pub(crate) drafting: bool,
+    /// Chosen to give way; does so when its steps have ended.
+    pub(crate) yielding: bool,
+}
+
+/// What is left of an ended request.
+#[derive(Debug)]
+pub(crate) struct Draining {
+    pub(crate) hold: Holding,
+    /// Steps in flight with a row of this request, oldest first; never empty.
+    pub(crate) flight: SmallVec<[StepId; 2]>,
+}
+
+/// What a request would compute next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// Up to this many known positions from `launched` on; the last of them draws a token.
+    Prefill(u32),
+    /// One position; draws a token.
+    Decode,
+    /// Nothing before results of a step in flight are known.
+    Wait,
+}
+
+impl Live {
+    pub(crate) fn new(id: RequestId, new: NewRequest, model_len: u32, now: Nanos) -> Self {
+        let prompt_tokens = count(new.tokens.len());
+        Self {
+            id,
+            label: new.label,
+            ns: new.ns,
+            class: new.class,
+            hints: new.hints,
+            deadline: new.deadline,
+            sampling: Arc::new(new.sampling),
+            stop_tokens: new.stop_tokens.into(),
+            tokens: new.tokens,
+            prompt_tokens,
+            output_max: new.max_tokens.min(model_len - prompt_tokens),
+            output_min: new.min_tokens,
+            ignore_eos: new.ignore_eos,
+            arrival: now,
+            first_admission: None,
+            first_token: None,
+            preemptions: 0,
+            work: 0,
+            waited_before: 0,
+            waiting_since: Some(now),
+            cached_probe: 0,
+            phase: Phase::Queued,
+        }
+    }
+
+    /// Tokens known: prompt and output.
+    pub(crate) fn len(&self) -> u32 {
+        count(self.tokens.len())
+    }
+
+    pub(crate) fn output_len(&self) -> u32 {
+        self.len() - self.prompt_tokens
+    }
+
+    pub(crate) fn cache_key(&self) -> Key<'_> {
+        Key {
+            ns: self.ns,
+            tokens: &self.tokens,
+        }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        Rank {
+            class: self.class,
+            priority: self.hints.priority,
+        }
+    }
+
+    pub(crate) fn victim_key(&self, max_preemptions: u32) -> VictimKey {
+        VictimKey {
+            exhausted: self.preemptions >= max_preemptions,
+            rank: self.rank(),
+            work: self.work,
+            newest: Reverse(self.id),
+        }
+    }
+
+    /// Nanoseconds waited for a token to be drawn: in the queue and through the prefill, over
+    /// all stays.
+    pub(crate) fn waited(&self, now: Nanos) -> Nanos {
+        let present = self
+            .waiting_since
+            .map_or(0, |since| now.saturating_sub(since));
+        self.waited_before.saturating_add(present)
+    }
+
+    /// A token was drawn: the wait is over.
+    pub(crate) fn served(&mut self, now: Nanos) {
+        self.waited_before = self.waited(now);
+        self.waiting_since = None;
+        self.first_token.get_or_insert(now);
+    }
+
+    pub(crate) fn key_parts(&self, order: &Order, now: Nanos) -> KeyParts {
+        KeyParts {
+            id: self.id,
+            class: self.class,
+            strict: self.hints.strict,
+            jump_ns: seconds_to_ns(self.hints.jump_s),
+            arrival: self.arrival,
+            aged: order.aged(self.waited(now)),
+            cached_tokens: self.cached_probe,
+        }
+    }
+
+    /// When the key changes next by aging.
+    pub(crate) fn age_at(&self, order: &Order, now: Nanos) -> Option<Nanos> {
+        if order.aging_ns == 0 {
+            return None;
+        }
+        let waited = self.waited(now);
+        let to_next = order.aging_ns - waited % order.aging_ns;
+        now.checked_add(to_next)
+    }
+
+    pub(crate) fn running(&self) -> Option<&Running> {
+        match &self.phase {
+            Phase::Running(run) => Some(run),
+            Phase::Queued | Phase::Preempted | Phase::Draining(_) => None,
+        }
+    }
+
+    pub(crate) fn running_mut(&mut self) -> Option<&mut Running> {
+        match &mut self.phase {
+            Phase::Running(run) => Some(run),
+            Phase::Queued | Phase::Preempted | Phase::Draining(_) => None,
+        }
+    }
+
+    /// What could be computed next; `Wait` for a request without a seat.
+    pub(crate) fn next(&self) -> Next {
+        let Some(run) = self.running() else {
+            return Next::Wait;
+        };
+        let known = self.len() - run.launched.min(self.len());
+        if run.yielding || run.drafting {
+            return Next::Wait;
+        }
+        if run.pending == 0 {
+            return if known > 1 {
+                Next::Prefill(known)
+            } else {
+                Next::Decode
+            };
+        }
+        let enough = self.output_len() + run.pending >= self.output_max;
+        if enough || self.sampling.has_penalties() {
+            Next::Wait
+        } else {
+            Next::Decode
+        }
+    }
+
+    pub(crate) fn usage(&self, now: Nanos) -> Usage {
+        let (admitted, cached) = self
+            .first_admission
+            .unwrap_or((now, CachedTokens::default()));
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached,
+            completion_tokens: self.output_len(),
+            preemptions: self.preemptions,
+            queue_ns: admitted.saturating_sub(self.arrival),
+            ttft_ns: self.first_token.map(|at| at.saturating_sub(self.arrival)),
+        }
+    }
+}
+
+/// A length that is bounded by the model length, or was checked at the door.
+pub(crate) fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("token, page and row counts are bounded by the configuration")
+}

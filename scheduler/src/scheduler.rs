@@ -1,0 +1,284 @@
+//! The scheduler's state and its edge: add, abort, finish, and the clockwork around a step.
+//!
+//! What is where: `policy.rs` and `queue.rs` order those who wait, `batch.rs` fills a step,
+//! `admit.rs` gives seats, `preempt.rs` takes them back, `settle.rs` takes results in,
+//! `holding.rs` owns pages, `check.rs` recounts everything.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rootstock_memory::{Nanos, StepId};
+use rootstock_radix::{Fate, PrefixCache};
+
+use crate::admit::Pace;
+use crate::config::{ConfigError, SchedulerConfig};
+use crate::emit::{Admission, Emit, FinishReason, Reason};
+use crate::holding::{device, pages_for};
+use crate::live::{Draining, Live, Phase, count};
+use crate::policy::{Order, seconds_to_ns};
+use crate::queue::WaitQueue;
+use crate::request::{NewRequest, RequestId};
+use crate::settle::Flight;
+use crate::stats::SchedulerStats;
+
+/// Wait after which a request that does not fit keeps later ones from passing, while aging is
+/// off.
+const PATIENCE_NS: u64 = 30_000_000_000;
+
+/// What a call works with.
+pub(crate) struct Cx<'a> {
+    pub(crate) cache: &'a mut PrefixCache,
+    pub(crate) now: Nanos,
+    pub(crate) out: &'a mut Vec<Emit>,
+}
+
+/// Decides which request computes which chunk in the next step of one replica.
+///
+/// The cache is an argument of every call that touches pages: one cache serves the schedulers of
+/// all replicas. Pass the same one every time.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) cfg: SchedulerConfig,
+    pub(crate) order: Order,
+    pub(crate) live: BTreeMap<RequestId, Live>,
+    pub(crate) queue: WaitQueue,
+    pub(crate) running: BTreeSet<RequestId>,
+    pub(crate) draining: BTreeSet<RequestId>,
+    /// Deadlines, and ends of patience of those that have not run.
+    pub(crate) expiry: BTreeSet<(Nanos, RequestId)>,
+    /// Steps out, oldest first.
+    pub(crate) flights: VecDeque<Flight>,
+    /// The waiting request for which others are giving way.
+    pub(crate) claim: Option<RequestId>,
+    pub(crate) pace: Pace,
+    pub(crate) next_step: u64,
+    next_request: u64,
+    /// Events of calls that return none.
+    pub(crate) outbox: Vec<Emit>,
+    pub(crate) stats: SchedulerStats,
+}
+
+impl Scheduler {
+    /// An empty scheduler.
+    ///
+    /// # Errors
+    /// A configuration value out of range.
+    pub fn new(cfg: SchedulerConfig) -> Result<Self, ConfigError> {
+        cfg.validate()?;
+        Ok(Self {
+            order: Order::new(&cfg),
+            cfg,
+            live: BTreeMap::new(),
+            queue: WaitQueue::default(),
+            running: BTreeSet::new(),
+            draining: BTreeSet::new(),
+            expiry: BTreeSet::new(),
+            flights: VecDeque::new(),
+            claim: None,
+            pace: Pace::default(),
+            next_step: 1,
+            next_request: 1,
+            outbox: Vec::new(),
+            stats: SchedulerStats::default(),
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.cfg
+    }
+
+    /// Takes a request into the queue, or says why not. A request that can never run is refused
+    /// here, with the numbers.
+    ///
+    /// # Cost
+    /// One look at the cache and a few sorted inserts.
+    pub fn add(&mut self, new: NewRequest, cache: &PrefixCache, now: Nanos) -> Admission {
+        if let Err(reason) = self.fits(&new, cache) {
+            self.stats.rejected += 1;
+            return Admission::Rejected(reason);
+        }
+        let queue_len = count(self.queue.len());
+        if queue_len >= self.cfg.max_queue {
+            self.stats.deferred += 1;
+            let queue_cap = self.cfg.max_queue;
+            let retry_after_s = self.pace.retry_after_s(queue_len);
+            return Admission::Deferred {
+                queue_len,
+                queue_cap,
+                retry_after_s,
+            };
+        }
+        let id = RequestId::new(self.cfg.replica, self.next_request);
+        self.next_request += 1;
+        let mut live = Live::new(id, new, self.cfg.max_model_len, now);
+        if self.order.uses_cache() {
+            live.cached_probe = self.probe(cache, &live);
+        }
+        self.stats.added += 1;
+        self.expiry.extend(self.expiries(&live));
+        self.live.insert(id, live);
+        self.enqueue(id, now);
+        Admission::Admitted(id)
+    }
+
+    /// The caller gave up. Returns the final event, or None when the request is unknown or has
+    /// had it. Pages go back at once, or with the last step that may touch them.
+    pub fn abort(&mut self, cache: &mut PrefixCache, id: RequestId, now: Nanos) -> Option<Emit> {
+        self.finish(cache, id, FinishReason::Aborted, now)
+    }
+
+    /// The caller ends a request, for example because it found a stop string. What was computed
+    /// stays cached. Returns the final event, or None when the request is unknown or has had it.
+    pub fn finish(
+        &mut self,
+        cache: &mut PrefixCache,
+        id: RequestId,
+        reason: FinishReason,
+        now: Nanos,
+    ) -> Option<Emit> {
+        let mut out = Vec::new();
+        self.end(
+            &mut Cx {
+                cache,
+                now,
+                out: &mut out,
+            },
+            id,
+            reason,
+        );
+        out.pop()
+    }
+
+    /// Counters and sizes.
+    pub fn stats(&self) -> SchedulerStats {
+        SchedulerStats {
+            waiting: count(self.queue.len()),
+            running: count(self.running.len()),
+            draining: count(self.draining.len()),
+            in_flight: count(self.flights.len()),
+            ..self.stats.clone()
+        }
+    }
+
+    /// Whether no request is live.
+    pub fn is_idle(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    fn fits(&self, new: &NewRequest, cache: &PrefixCache) -> Result<(), Reason> {
+        if new.tokens.is_empty() {
+            return Err(Reason::Empty);
+        }
+        if new.max_tokens == 0 {
+            return Err(Reason::MaxTokensZero);
+        }
+        let limit = self.cfg.max_model_len - 1;
+        let tokens = u32::try_from(new.tokens.len()).unwrap_or(u32::MAX);
+        if tokens > limit {
+            return Err(Reason::TooLong { tokens, limit });
+        }
+        let needed_pages = pages_for(tokens, self.cfg.page_tokens);
+        let usable_pages = cache.total(device(self.cfg.replica));
+        if needed_pages > usable_pages {
+            return Err(Reason::NeverFits {
+                needed_pages,
+                usable_pages,
+            });
+        }
+        Ok(())
+    }
+
+    /// Tokens of a waiting request that are cached now; pure.
+    pub(crate) fn probe(&self, cache: &PrefixCache, live: &Live) -> u32 {
+        let found = cache.probe(live.cache_key(), self.cfg.replica);
+        let total = found.device_tokens + found.host_tokens + found.storage_tokens;
+        total.min(live.len() - 1)
+    }
+
+    /// Puts a request without a seat in its place in the queue, or gives it a new key.
+    pub(crate) fn enqueue(&mut self, id: RequestId, now: Nanos) {
+        let live = &self.live[&id];
+        let key = self.order.key(&live.key_parts(&self.order, now));
+        self.queue
+            .put(key, live.rank(), live.age_at(&self.order, now));
+    }
+
+    fn expiries(&self, live: &Live) -> impl Iterator<Item = (Nanos, RequestId)> + use<> {
+        let id = live.id;
+        let timeout = self.queue_timeout(live.arrival);
+        live.deadline
+            .into_iter()
+            .chain(timeout)
+            .map(move |at| (at, id))
+    }
+
+    fn queue_timeout(&self, arrival: Nanos) -> Option<Nanos> {
+        let s = u64::from(self.cfg.queue_timeout_s);
+        (s > 0).then(|| arrival.saturating_add(s * 1_000_000_000))
+    }
+
+    /// Ends what has passed its deadline, and what has waited too long for its first step.
+    pub(crate) fn expire(&mut self, cx: &mut Cx<'_>) {
+        while let Some(&(at, id)) = self.expiry.first() {
+            if at > cx.now {
+                break;
+            }
+            self.expiry.pop_first();
+            let live = &self.live[&id];
+            let late = live.deadline.is_some_and(|d| d <= cx.now);
+            if late || matches!(live.phase, Phase::Queued) {
+                self.end(cx, id, FinishReason::Expired);
+            }
+        }
+    }
+
+    /// The one way to a final event. Does nothing for a request that has had it.
+    pub(crate) fn end(&mut self, cx: &mut Cx<'_>, id: RequestId, reason: FinishReason) {
+        let Some(mut live) = self.live.remove(&id) else {
+            return;
+        };
+        if matches!(live.phase, Phase::Draining(_)) {
+            self.live.insert(id, live);
+            return;
+        }
+        for entry in self.expiries(&live) {
+            self.expiry.remove(&entry);
+        }
+        let usage = live.usage(cx.now);
+        self.stats.count_final(reason, &usage);
+        cx.out.push(Emit::Final {
+            request: id,
+            label: live.label,
+            reason,
+            usage,
+        });
+        self.claim = self.claim.filter(|&claimant| claimant != id);
+        self.queue.remove(id);
+        self.running.remove(&id);
+        let Phase::Running(run) = live.phase else {
+            return;
+        };
+        if run.flight.is_empty() {
+            run.hold.close(cx.cache, Fate::Keep, cx.now);
+        } else {
+            live.phase = Phase::Draining(Draining {
+                hold: run.hold,
+                flight: run.flight,
+            });
+            self.draining.insert(id);
+            self.live.insert(id, live);
+        }
+    }
+
+    /// Wait after which a request that does not fit lets nobody pass any more.
+    pub(crate) fn patience_ns(&self) -> u64 {
+        let ns = seconds_to_ns(self.cfg.aging_s);
+        if ns == 0 { PATIENCE_NS } else { ns }
+    }
+
+    pub(crate) fn step_id(&mut self) -> StepId {
+        let id = StepId(self.next_step);
+        self.next_step += 1;
+        id
+    }
+}

@@ -1,0 +1,71 @@
+//! Counters of a scheduler. Monotonic, but for the sizes at the top.
+
+use serde::{Deserialize, Serialize};
+
+use crate::emit::{FinishReason, Usage};
+
+/// What a scheduler has done, and how full it is.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SchedulerStats {
+    /// Requests waiting now, preempted ones included.
+    pub waiting: u32,
+    /// Requests with a seat now.
+    pub running: u32,
+    /// Ended requests whose pages a step in flight may touch now.
+    pub draining: u32,
+    /// Steps out now.
+    pub in_flight: u32,
+    /// Requests taken into the queue.
+    pub added: u64,
+    /// Requests refused because the queue was full.
+    pub deferred: u64,
+    /// Requests refused because they can never run.
+    pub rejected: u64,
+    /// Admissions to the batch, resumptions included.
+    pub admissions: u64,
+    /// Requests that ended by stop token, stop string or length.
+    pub finished: u64,
+    /// Requests that ended by the caller.
+    pub aborted: u64,
+    /// Requests that ended by deadline or queue timeout.
+    pub expired: u64,
+    /// Requests that ended by a failed step or a bad output.
+    pub failed: u64,
+    /// Requests that ended for want of pages, or by giving way too often.
+    pub starved: u64,
+    /// Requests that gave their place in the full queue to a better one.
+    pub displaced: u64,
+    /// Times a request gave way.
+    pub preemptions: u64,
+    /// Prompt tokens of requests at their first admission.
+    pub prompt_tokens: u64,
+    /// Of those, found in the cache.
+    pub cached_tokens: u64,
+    /// Tokens taken over from others that computed them meanwhile.
+    pub shared_tokens: u64,
+    /// Positions computed, recomputation included.
+    pub computed_tokens: u64,
+    /// Output tokens.
+    pub generated_tokens: u64,
+    /// Plans made.
+    pub steps: u64,
+    /// Results for steps that are not out; ignored.
+    pub stray_results: u64,
+}
+
+impl SchedulerStats {
+    pub(crate) fn count_final(&mut self, reason: FinishReason, usage: &Usage) {
+        self.generated_tokens += u64::from(usage.completion_tokens);
+        let counter = match reason {
+            FinishReason::Stop | FinishReason::StopString | FinishReason::Length => {
+                &mut self.finished
+            }
+            FinishReason::Aborted => &mut self.aborted,
+            FinishReason::Expired => &mut self.expired,
+            FinishReason::Failed(_) => &mut self.failed,
+            FinishReason::OutOfPages | FinishReason::TooManyPreemptions => &mut self.starved,
+            FinishReason::Displaced => &mut self.displaced,
+        };
+        *counter += 1;
+    }
+}
