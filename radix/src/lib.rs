@@ -1,2 +1,40 @@
-//! Radix-tree prefix cache: which token prefix is on which pages.
+//! Radix-tree prefix cache: which token prefix is on which pages, and what is worth keeping.
+//!
+//! Hosts embed [`PrefixCache`]: one tree over all namespaces and replicas, the page pools of the
+//! tiers, and the eviction order, under one conservation law. A request matches its longest
+//! cached prefix and holds it by a [`Lease`]; what it computes goes in by
+//! [`PrefixCache::extend`]; pages come from [`PrefixCache::reserve`], which evicts what is worth
+//! least.
+//!
+//! This crate has no threads, no clock, no files and no randomness: time and seeds are arguments,
+//! and the same calls give the same pages.
 #![forbid(unsafe_code)]
+
+mod act;
+mod cache;
+mod check;
+mod config;
+mod event;
+mod extend;
+mod hints;
+mod key;
+mod lease;
+mod namespace;
+mod node;
+mod order;
+mod result;
+mod stats;
+mod table;
+mod tier;
+mod tree;
+
+pub use act::{ActReason, Action, Outcome, Target};
+pub use cache::PrefixCache;
+pub use config::{CacheConfig, CacheError, PolicyKind, WritePolicy};
+pub use event::{EventTier, KvEvent, StoredPage};
+pub use hints::{ContextKind, Dedup, Fate, Hints, SpanMeta, Ttl};
+pub use key::{Key, NamespaceId, NamespaceKey, ProgramId, TenantId, Token};
+pub use lease::Lease;
+pub use result::{Extended, FlushRefused, Match, Probe, Room, Short};
+pub use rootstock_memory::Corruption;
+pub use stats::{CacheStats, TierStats};

@@ -1,0 +1,115 @@
+//! Interned namespaces, each with its root in the tree. Bounded: when all slots are taken, the
+//! oldest namespace that holds nothing gives its slot away. Its id is never used again, so a
+//! request that still has it misses instead of meeting foreign KV.
+
+use crate::{CacheError, NamespaceId, NamespaceKey};
+use std::collections::BTreeMap;
+
+#[derive(Debug)]
+struct Entry {
+    generation: u32,
+    root: u32,
+    /// `None` for a namespace that outlived its name.
+    key: Option<NamespaceKey>,
+}
+
+/// All namespaces.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    slots: Vec<Option<Entry>>,
+    generations: Vec<u32>,
+    by_key: BTreeMap<NamespaceKey, NamespaceId>,
+    free: Vec<u32>,
+    /// Where the search for an unused one goes on.
+    hand: usize,
+    limit: u32,
+}
+
+impl Namespaces {
+    pub(crate) const fn new(limit: u32) -> Self {
+        Self {
+            slots: Vec::new(),
+            generations: Vec::new(),
+            by_key: BTreeMap::new(),
+            free: Vec::new(),
+            hand: 0,
+            limit,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn find(&self, key: &NamespaceKey) -> Option<NamespaceId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// The root of a namespace that still exists.
+    pub(crate) fn root(&self, id: NamespaceId) -> Option<u32> {
+        let entry = self.slots.get(id.slot())?.as_ref()?;
+        (entry.generation == id.generation()).then_some(entry.root)
+    }
+
+    pub(crate) fn roots(&self) -> impl Iterator<Item = u32> {
+        self.slots.iter().flatten().map(|entry| entry.root)
+    }
+
+    /// Whether a slot is free without taking one away.
+    pub(crate) fn has_room(&self) -> bool {
+        self.len() < self.limit as usize
+    }
+
+    /// The next namespace for which `unused(root)` holds; looked for in turn, once around.
+    pub(crate) fn find_unused(&mut self, unused: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+        for _ in 0..self.slots.len() {
+            let at = self.hand;
+            self.hand = (at + 1) % self.slots.len();
+            if let Some(entry) = &self.slots[at]
+                && unused(entry.root)
+            {
+                return Some((crate::tree::narrow(at), entry.root));
+            }
+        }
+        None
+    }
+
+    /// Forgets the namespace in `slot`.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let entry = self.slots[slot as usize]
+            .take()
+            .expect("the slot is in use");
+        if let Some(key) = entry.key {
+            self.by_key.remove(&key);
+        }
+        // A slot whose generations are used up stays empty for ever.
+        if self.generations[slot as usize] < u32::MAX {
+            self.free.push(slot);
+        }
+    }
+
+    /// A new namespace.
+    pub(crate) fn insert(&mut self, key: Option<NamespaceKey>, root: u32) -> NamespaceId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.generations.push(0);
+            crate::tree::narrow(self.slots.len() - 1)
+        });
+        let generation = &mut self.generations[slot as usize];
+        *generation += 1;
+        let id = NamespaceId::new(slot, *generation);
+        if let Some(key) = &key {
+            self.by_key.insert(key.clone(), id);
+        }
+        self.slots[slot as usize] = Some(Entry {
+            generation: *generation,
+            root,
+            key,
+        });
+        id
+    }
+
+    pub(crate) const fn full(&self) -> CacheError {
+        CacheError::NamespacesFull { limit: self.limit }
+    }
+}

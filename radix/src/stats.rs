@@ -1,0 +1,50 @@
+//! Counts that the cache reports. Counters only grow; gauges are the state now.
+
+use rootstock_memory::TierId;
+use serde::{Deserialize, Serialize};
+
+/// State of one tier. `free + evictable + leased + held + in_transit = total`, always.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TierStats {
+    /// Which.
+    pub tier: TierId,
+    /// Usable pages.
+    pub total: u32,
+    /// Neither reserved nor used.
+    pub free: u32,
+    /// Cached, and nothing keeps them.
+    pub evictable: u32,
+    /// Cached, and leased by requests or copies.
+    pub leased: u32,
+    /// Reserved or owned by requests, or waiting for a step to end.
+    pub held: u32,
+    /// Destinations of copies in flight.
+    pub in_transit: u32,
+    /// Counter: tokens that lookups found here.
+    pub hit_tokens: u64,
+    /// Counter: pages evicted for room.
+    pub evicted_pages: u64,
+    /// Counter: pages dropped because their request ended as ephemeral.
+    pub dropped_pages: u64,
+}
+
+/// State of the cache.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// Devices in the order of replicas, then the lower tiers.
+    pub tiers: Vec<TierStats>,
+    /// Nodes of the tree, roots included.
+    pub nodes: u32,
+    /// Namespaces known.
+    pub namespaces: u32,
+    /// Leases that live.
+    pub leases: u32,
+    /// Counter: calls of `match_lease`.
+    pub lookups: u64,
+    /// Counter: tokens asked for in them.
+    pub lookup_tokens: u64,
+    /// Counter: pages not cached because `max_nodes` was reached.
+    pub uncached_pages: u64,
+    /// Counter: releases that named a page which was not out.
+    pub stray_releases: u64,
+}

@@ -1,0 +1,156 @@
+//! One open-addressing table for the children of all nodes: hash of (parent, first page) to node.
+//! Linear probing, backward-shift deletion, load at most 5/8. It never proves equality: the
+//! caller compares tokens. Never iterated, so its order cannot leak into a plan.
+
+/// Slot content: full hash and node index; an index of `EMPTY` is a free slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u64,
+    node: u32,
+}
+
+const EMPTY: u32 = u32::MAX;
+const FREE: Slot = Slot {
+    hash: 0,
+    node: EMPTY,
+};
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct ChildTable {
+    slots: Vec<Slot>,
+    used: usize,
+}
+
+impl ChildTable {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: vec![FREE; 64],
+            used: 0,
+        }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// The first node under `hash` for which `same` holds.
+    pub(crate) fn find(&self, hash: u64, mut same: impl FnMut(u32) -> bool) -> Option<u32> {
+        let mut at = self.home(hash);
+        loop {
+            let slot = self.slots[at];
+            if slot.node == EMPTY {
+                return None;
+            }
+            if slot.hash == hash && same(slot.node) {
+                return Some(slot.node);
+            }
+            at = self.after(at);
+        }
+    }
+
+    /// Adds a node that is not there yet.
+    pub(crate) fn insert(&mut self, hash: u64, node: u32) {
+        if (self.used + 1) * 8 > self.slots.len() * 5 {
+            let wider = vec![FREE; self.slots.len() * 2];
+            let old = std::mem::replace(&mut self.slots, wider);
+            for slot in old.into_iter().filter(|slot| slot.node != EMPTY) {
+                self.place(slot);
+            }
+        }
+        self.place(Slot { hash, node });
+        self.used += 1;
+    }
+
+    /// Puts `to` in the place of `from`.
+    pub(crate) fn replace(&mut self, hash: u64, from: u32, to: u32) {
+        let at = self.position(hash, from);
+        self.slots[at].node = to;
+    }
+
+    /// Removes a node.
+    pub(crate) fn remove(&mut self, hash: u64, node: u32) {
+        let mut hole = self.position(hash, node);
+        let mut at = hole;
+        loop {
+            at = self.after(at);
+            let slot = self.slots[at];
+            if slot.node == EMPTY {
+                break;
+            }
+            // A later entry may move into the hole when the hole lies between its home and it.
+            let mask = self.slots.len() - 1;
+            let distance = at.wrapping_sub(self.home(slot.hash)) & mask;
+            if distance >= at.wrapping_sub(hole) & mask {
+                self.slots[hole] = slot;
+                hole = at;
+            }
+        }
+        self.slots[hole] = FREE;
+        self.used -= 1;
+    }
+
+    fn position(&self, hash: u64, node: u32) -> usize {
+        let mut at = self.home(hash);
+        while self.slots[at].node != node {
+            assert!(
+                self.slots[at].node != EMPTY,
+                "node {node} is in the child table"
+            );
+            at = self.after(at);
+        }
+        at
+    }
+
+    fn place(&mut self, slot: Slot) {
+        let mut at = self.home(slot.hash);
+        while self.slots[at].node != EMPTY {
+            at = self.after(at);
+        }
+        self.slots[at] = slot;
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only the low bits are wanted"
+    )]
+    const fn home(&self, hash: u64) -> usize {
+        (hash ^ hash >> 32) as usize & (self.slots.len() - 1)
+    }
+
+    const fn after(&self, at: usize) -> usize {
+        (at + 1) & (self.slots.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Hashes that collide in their low bits, so that runs of slots wrap and shift.
+    fn hash(n: u32) -> u64 {
+        u64::from(n % 3) * 63
+    }
+
+    #[test]
+    fn the_table_agrees_with_a_map_under_heavy_collision() {
+        let (mut table, mut map) = (ChildTable::new(), BTreeMap::new());
+        let mut seed = 1_u32;
+        for _ in 0..2_000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let node = seed >> 16 & 127;
+            if map.remove(&node).is_some() {
+                table.remove(hash(node), node);
+            } else {
+                table.insert(hash(node), node);
+                map.insert(node, ());
+            }
+            for node in 0..128 {
+                let found = table.find(hash(node), |found| found == node);
+                assert_eq!(found.is_some(), map.contains_key(&node));
+            }
+            assert_eq!(table.len(), map.len());
+        }
+    }
+}

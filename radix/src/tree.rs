@@ -1,0 +1,321 @@
+//! The tree itself: nodes, runs of tokens and the child table. Finds, splits, grows, removes.
+//! It knows neither pages nor leases nor time.
+
+use crate::node::{NIL, Node};
+use crate::table::ChildTable;
+use crate::{SpanMeta, Token};
+use ahash::RandomState;
+use slab::Slab;
+use std::num::NonZeroU32;
+
+/// How first pages are hashed.
+#[derive(Debug)]
+pub(crate) enum Hashing {
+    Seeded(RandomState),
+    /// Every page collides, to show that equality never rests on a hash.
+    #[cfg(test)]
+    Constant,
+}
+
+/// The tree.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) nodes: Slab<Node>,
+    /// Tokens, by run.
+    pub(crate) runs: Slab<Vec<Token>>,
+    pub(crate) table: ChildTable,
+    page_tokens: usize,
+    max_nodes: usize,
+    roots: usize,
+    hashing: Hashing,
+    generation: NonZeroU32,
+}
+
+impl Tree {
+    pub(crate) fn new(page_tokens: u32, max_nodes: u32, hashing: Hashing) -> Self {
+        Self {
+            nodes: Slab::new(),
+            runs: Slab::new(),
+            table: ChildTable::new(),
+            page_tokens: page_tokens as usize,
+            max_nodes: max_nodes as usize,
+            roots: 0,
+            hashing,
+            generation: NonZeroU32::MIN,
+        }
+    }
+
+    pub(crate) fn node(&self, at: u32) -> &Node {
+        &self.nodes[at as usize]
+    }
+
+    pub(crate) fn node_mut(&mut self, at: u32) -> &mut Node {
+        &mut self.nodes[at as usize]
+    }
+
+    pub(crate) const fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    /// Whether `n` more nodes may be made. Roots do not count: namespaces have their own bound.
+    pub(crate) fn has_slots(&self, n: usize) -> bool {
+        self.nodes.len() - self.roots + n <= self.max_nodes
+    }
+
+    pub(crate) const fn roots(&self) -> usize {
+        self.roots
+    }
+
+    /// The tokens of the edge of `node`.
+    pub(crate) fn edge(&self, node: &Node) -> &[Token] {
+        let start = node.start as usize * self.page_tokens;
+        let len = node.pages as usize * self.page_tokens;
+        match self.runs.get(node.run as usize) {
+            Some(run) => &run[start..start + len],
+            None => &[],
+        }
+    }
+
+    /// The child of `parent` whose first page begins `rest`.
+    pub(crate) fn child(&self, parent: u32, rest: &[Token]) -> Option<u32> {
+        let page = rest.get(..self.page_tokens)?;
+        self.table.find(self.hash(parent, page), |at| {
+            let node = self.node(at);
+            node.parent == parent && self.edge(node)[..self.page_tokens] == *page
+        })
+    }
+
+    /// Whole pages that the edge of `at` and `rest` have in common.
+    pub(crate) fn common_pages(&self, at: u32, rest: &[Token]) -> u32 {
+        let tokens = common_prefix(self.edge(self.node(at)), rest);
+        narrow(tokens / self.page_tokens)
+    }
+
+    pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u64 {
+        match &self.hashing {
+            Hashing::Seeded(state) => state.hash_one((parent, page)),
+            #[cfg(test)]
+            Hashing::Constant => 7,
+        }
+    }
+
+    /// A root without edge.
+    pub(crate) fn add_root(&mut self) -> u32 {
+        self.roots += 1;
+        self.insert_node(Node {
+            hash: 0,
+            created: 0,
+            parent: NIL,
+            generation: NonZeroU32::MIN,
+            run: NIL,
+            start: 0,
+            pages: 0,
+            depth: 0,
+            first_child: NIL,
+            next_sibling: NIL,
+            prev_sibling: NIL,
+            priority: i32::MAX,
+            hits: 0,
+            kind: crate::ContextKind::Unknown,
+            spent: false,
+        })
+    }
+
+    /// A new leaf under `parent` with a run of its own.
+    pub(crate) fn add_leaf(
+        &mut self,
+        parent: u32,
+        tokens: &[Token],
+        meta: &SpanMeta,
+        now: u64,
+    ) -> u32 {
+        let hash = self.hash(parent, &tokens[..self.page_tokens]);
+        let run = narrow(self.runs.insert(tokens.to_vec()));
+        let leaf = self.insert_node(Node {
+            hash,
+            created: now,
+            parent,
+            generation: NonZeroU32::MIN,
+            run,
+            start: 0,
+            pages: narrow(tokens.len() / self.page_tokens),
+            depth: self.node(parent).end(),
+            first_child: NIL,
+            next_sibling: NIL,
+            prev_sibling: NIL,
+            priority: meta.priority,
+            hits: 0,
+            kind: meta.kind,
+            spent: false,
+        });
+        self.table.insert(hash, leaf);
+        self.link(leaf);
+        leaf
+    }
+
+    /// Whether tokens can be appended to the edge of `at` without moving any.
+    pub(crate) fn can_grow(&self, at: u32) -> bool {
+        let node = self.node(at);
+        !node.is_root() && node.is_leaf()
+    }
+
+    /// Appends whole pages to a leaf.
+    pub(crate) fn grow_leaf(&mut self, at: u32, tokens: &[Token]) {
+        let pages = narrow(tokens.len() / self.page_tokens);
+        let node = &mut self.nodes[at as usize];
+        assert!(node.is_leaf() && !node.is_root(), "only a leaf grows");
+        let run = &mut self.runs[node.run as usize];
+        let end = (node.start + node.pages) as usize * self.page_tokens;
+        assert_eq!(run.len(), end, "a leaf ends its run");
+        run.extend_from_slice(tokens);
+        node.pages += pages;
+    }
+
+    /// Cuts the edge of `at` after `keep` pages. The upper part becomes a new node, which is
+    /// returned; `at` keeps the lower part, its children, and so all that names it.
+    pub(crate) fn split(&mut self, at: u32, keep: u32) -> u32 {
+        let lower = self.node(at);
+        assert!(
+            keep > 0 && keep < lower.pages,
+            "split of {} pages at {keep}",
+            lower.pages
+        );
+        let (hash, parent) = (lower.hash, lower.parent);
+        let upper = Node {
+            hash,
+            created: lower.created,
+            parent,
+            generation: NonZeroU32::MIN,
+            run: lower.run,
+            start: lower.start,
+            pages: keep,
+            depth: lower.depth,
+            first_child: NIL,
+            next_sibling: NIL,
+            prev_sibling: NIL,
+            priority: lower.priority,
+            hits: lower.hits,
+            kind: lower.kind,
+            spent: lower.spent,
+        };
+        self.unlink(at);
+        let upper = self.insert_node(upper);
+        self.link(upper);
+        self.table.replace(hash, at, upper);
+        let node = self.node_mut(at);
+        node.parent = upper;
+        node.start += keep;
+        node.depth += keep;
+        node.pages -= keep;
+        let hash = self.hash(upper, &self.edge(self.node(at))[..self.page_tokens]);
+        self.node_mut(at).hash = hash;
+        self.table.insert(hash, at);
+        self.link(at);
+        upper
+    }
+
+    /// Drops all but the first `keep` pages of a leaf's edge. Returns its run and the length that
+    /// the run keeps, in pages.
+    pub(crate) fn truncate(&mut self, at: u32, keep: u32) -> (u32, u32) {
+        let node = self.node_mut(at);
+        assert!(
+            node.is_leaf() && keep > 0 && keep <= node.pages,
+            "only a leaf is cut"
+        );
+        node.pages = keep;
+        let (run, end) = (node.run, node.start + keep);
+        self.shorten(run, end);
+        (run, end)
+    }
+
+    /// Removes a leaf. Returns its run and the length that the run keeps, in pages; the run is
+    /// gone when that is 0.
+    pub(crate) fn remove(&mut self, at: u32) -> (u32, u32) {
+        assert!(
+            self.node(at).is_leaf() && !self.node(at).is_root(),
+            "only a leaf is removed"
+        );
+        self.unlink(at);
+        let node = self.nodes.remove(at as usize);
+        self.table.remove(node.hash, at);
+        if node.start == 0 {
+            drop(self.runs.remove(node.run as usize));
+        } else {
+            self.shorten(node.run, node.start);
+        }
+        (node.run, node.start)
+    }
+
+    /// Removes a root without children.
+    pub(crate) fn remove_root(&mut self, at: u32) {
+        let root = self.nodes.remove(at as usize);
+        assert!(
+            root.is_root() && root.is_leaf(),
+            "only an empty root is removed"
+        );
+        self.roots -= 1;
+    }
+
+    fn insert_node(&mut self, mut node: Node) -> u32 {
+        self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
+        node.generation = self.generation;
+        narrow(self.nodes.insert(node))
+    }
+
+    fn shorten(&mut self, run: u32, pages: u32) {
+        let run = &mut self.runs[run as usize];
+        run.truncate(pages as usize * self.page_tokens);
+        // Amortized: memory follows what is alive within a factor of 4.
+        if run.capacity() > 4 * run.len() + 64 {
+            run.shrink_to(2 * run.len());
+        }
+    }
+
+    /// Puts a node that has a parent at the front of its siblings.
+    fn link(&mut self, at: u32) {
+        let parent = self.node(at).parent;
+        let next = std::mem::replace(&mut self.node_mut(parent).first_child, at);
+        let node = self.node_mut(at);
+        node.prev_sibling = NIL;
+        node.next_sibling = next;
+        if next != NIL {
+            self.node_mut(next).prev_sibling = at;
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let node = self.node(at);
+        let (parent, prev, next) = (node.parent, node.prev_sibling, node.next_sibling);
+        if prev == NIL {
+            self.node_mut(parent).first_child = next;
+        } else {
+            self.node_mut(prev).next_sibling = next;
+        }
+        if next != NIL {
+            self.node_mut(next).prev_sibling = prev;
+        }
+    }
+}
+
+/// Length of the common prefix. Compares 64 tokens at a time, which compiles to wide loads.
+pub(crate) fn common_prefix(a: &[Token], b: &[Token]) -> usize {
+    const WIDE: usize = 64;
+    let mut at = 0;
+    for (x, y) in a.chunks_exact(WIDE).zip(b.chunks_exact(WIDE)) {
+        let differ = x.iter().zip(y).fold(0, |bits, (x, y)| bits | (x ^ y));
+        if differ != 0 {
+            break;
+        }
+        at += WIDE;
+    }
+    at + a[at..]
+        .iter()
+        .zip(&b[at..])
+        .take_while(|(x, y)| x == y)
+        .count()
+}
+
+/// Node, run and page counts are bounded by `u32` pools.
+pub(crate) fn narrow(n: usize) -> u32 {
+    u32::try_from(n).expect("counts of nodes and pages fit 32 bits")
+}
