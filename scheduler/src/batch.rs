@@ -290,7 +290,7 @@ impl Scheduler {
         let live = self.live.get_mut(&id).expect("a running request is live");
         let known = live.len();
         let room = live.output_max - live.output_len();
-        let penalties = live.sampling.has_penalties();
+        let plain = !live.sampling.has_penalties() && live.output_len() >= live.suppress_until();
         let Some(run) = live.running_mut() else {
             return Ok(());
         };
@@ -301,7 +301,7 @@ impl Scheduler {
             .take(cx.cache, pages_for(end, page_tokens), cx.now)?;
         draft.copies.append(&mut copies);
         let mut drafts = 0;
-        if draws && run.pending == 0 && !penalties {
+        if draws && run.pending == 0 && plain {
             let wanted = u32::from(self.cfg.max_drafts)
                 .min(room - 1)
                 .min(draft.budget - len);
@@ -426,7 +426,7 @@ fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32
 
 fn sample_spec(live: &Live, pending: u32) -> SampleSpec {
     let output_index = live.output_len() + pending;
-    let bound = !live.ignore_eos && output_index < live.output_min && !live.stop_tokens.is_empty();
+    let bound = output_index < live.suppress_until();
     SampleSpec {
         params: Arc::clone(&live.sampling),
         output_index,

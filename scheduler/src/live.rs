@@ -178,6 +178,11 @@ impl Live {
         self.len() - self.prompt_tokens
     }
 
+    /// Output length below which stop tokens must not be drawn.
+    pub(crate) fn suppress_until(&self) -> u32 {
+        if self.ignore_eos || self.stop_tokens.is_empty() { 0 } else { self.output_min }
+    }
+
     pub(crate) fn cache_key(&self) -> Key<'_> {
         Key {
             ns: self.ns,

@@ -209,7 +209,7 @@ impl Live {
 
     fn reason_after(&self, token: Token) -> Option<FinishReason> {
         let made = self.output_len();
-        let stops = !self.ignore_eos && made > self.output_min.saturating_sub(1);
+        let stops = !self.ignore_eos && made >= self.output_min;
         if stops && self.stop_tokens.contains(&token) {
             return Some(FinishReason::Stop);
         }
