@@ -132,7 +132,11 @@ pub struct Ceiling {
 impl Default for Ceiling {
     /// No ceiling.
     fn default() -> Self {
-        Self { priority: i32::MAX, strict: u32::MAX, jump_s: f64::MAX }
+        Self {
+            priority: i32::MAX,
+            strict: u32::MAX,
+            jump_s: f64::MAX,
+        }
     }
 }
 
@@ -142,16 +146,25 @@ impl ParsedHints {
         let hints = &mut self.hints;
         let mut notes = Vec::new();
         if hints.priority > ceiling.priority {
-            notes.push(format!("priority {} clamped to {}", hints.priority, ceiling.priority));
+            notes.push(format!(
+                "priority {} clamped to {}",
+                hints.priority, ceiling.priority
+            ));
             hints.priority = ceiling.priority;
         }
         if hints.strict > ceiling.strict {
-            notes.push(format!("strict_priority {} clamped to {}", hints.strict, ceiling.strict));
+            notes.push(format!(
+                "strict_priority {} clamped to {}",
+                hints.strict, ceiling.strict
+            ));
             hints.strict = ceiling.strict;
         }
         let jump_s = ceiling.jump_s.max(0.0); // A NaN reads as 0.
         if hints.jump_s > jump_s {
-            notes.push(format!("queue jump {} s clamped to {jump_s} s", hints.jump_s));
+            notes.push(format!(
+                "queue jump {} s clamped to {jump_s} s",
+                hints.jump_s
+            ));
             hints.jump_s = jump_s;
         }
         hints.ignored.extend(notes);
@@ -160,7 +173,9 @@ impl ParsedHints {
     /// Puts the operator's salt in place of the caller's, whatever that was.
     pub fn bind_salt(&mut self, salt: &str) {
         if self.salt.as_deref().is_some_and(|asked| asked != salt) {
-            self.hints.ignored.push("cache_salt: the server's own salt is used".to_owned());
+            self.hints
+                .ignored
+                .push("cache_salt: the server's own salt is used".to_owned());
         }
         self.salt = usable_salt(salt);
     }
@@ -206,15 +221,21 @@ pub fn parse_as(
             .map(|key| printable(key, SALT_BYTES_MAX)),
         extra_fields: body.texts("extra_fields", LIST_MAX, notes),
         annotations: body.texts("annotations", LIST_MAX, notes),
-        policy_class: headers.get("x-dynamo-meta-policy-class").map(|text| printable(text, 128)),
+        policy_class: headers
+            .get("x-dynamo-meta-policy-class")
+            .map(|text| printable(text, 128)),
         request_label: headers.get("x-request-id").map(|text| printable(text, 256)),
         generation: generation_of(&body, notes),
         routing: routing_of(&body, headers, notes),
         request_timestamp_ms: body.number("request_timestamp_ms", notes),
         lifecycle: lifecycle_of(headers, notes),
     };
-    sources.session_control.note_unknown(&["session_id", "action", "timeout"], notes);
-    sources.agent_context.note_unknown(AGENT_CONTEXT_FIELDS, notes);
+    sources
+        .session_control
+        .note_unknown(&["session_id", "action", "timeout"], notes);
+    sources
+        .agent_context
+        .note_unknown(AGENT_CONTEXT_FIELDS, notes);
     pin_of(&body, &mut parsed.hints, notes);
     parsed.hints.program.clone_from(&parsed.session.id);
     parsed.hints.parent.clone_from(&parsed.session.parent);
@@ -271,12 +292,7 @@ const AGENT_CONTEXT_FIELDS: &[&str] = &[
     "parent_program_id",
 ];
 
-fn hints_of(
-    compat: Compat,
-    fields: &Fields<'_>,
-    headers: Headers<'_>,
-    notes: &mut Notes,
-) -> Hints {
+fn hints_of(compat: Compat, fields: &Fields<'_>, headers: Headers<'_>, notes: &mut Notes) -> Hints {
     fields.note_unknown(AGENT_HINTS_FIELDS, notes);
     let priority = header_int(headers, &["x-dynamo-request-priority"], notes);
     let priority = priority.or_else(|| fields.int::<i32>("priority", notes));
@@ -293,7 +309,9 @@ fn hints_of(
         priority: priority.unwrap_or(0),
         strict: strict.unwrap_or(0),
         osl: fields.int("osl", notes),
-        speculate: fields.boolean("speculative_prefill", notes).unwrap_or(false),
+        speculate: fields
+            .boolean("speculative_prefill", notes)
+            .unwrap_or(false),
         iat_ms: fields.int("iat", notes),
         reuses: fields.int("total_requests", notes),
         context: context_of(fields, notes),
@@ -327,7 +345,10 @@ fn pin_of(body: &Fields<'_>, hints: &mut Hints, notes: &mut Notes) {
         return;
     }
     fields.note_unknown(&["type", "ttl"], notes);
-    if let Some(kind) = fields.get("type").filter(|kind| kind.as_str() != Some("ephemeral")) {
+    if let Some(kind) = fields
+        .get("type")
+        .filter(|kind| kind.as_str() != Some("ephemeral"))
+    {
         fields.expected("type", "\"ephemeral\" (no pin is set)", kind, notes);
         return;
     }
@@ -348,7 +369,10 @@ fn pin_of(body: &Fields<'_>, hints: &mut Hints, notes: &mut Notes) {
         }
     };
     if ttl.clamped {
-        notes.add("cache_control.ttl", &format!("above the cap, clamped to {} s", ttl.seconds));
+        notes.add(
+            "cache_control.ttl",
+            &format!("above the cap, clamped to {} s", ttl.seconds),
+        );
     }
     if ttl.seconds > 0 {
         hints.pins.push((WHOLE_PROMPT, ttl));
@@ -365,7 +389,10 @@ fn salt_of(
     if let Some(tenant) = headers.get("x-tenant-id") {
         return usable_salt(tenant);
     }
-    for value in [body.get("cache_salt"), top.get("cache_salt")].into_iter().flatten() {
+    for value in [body.get("cache_salt"), top.get("cache_salt")]
+        .into_iter()
+        .flatten()
+    {
         match value {
             Value::Null => {}
             Value::String(text) if text.is_empty() => {}
@@ -395,7 +422,10 @@ fn usable_salt(text: &str) -> Option<String> {
 fn generation_of(body: &Fields<'_>, notes: &mut Notes) -> Generation {
     let token_data = body.get("token_data").and_then(|value| {
         let tokens: Option<Vec<Token>> = value.as_array().and_then(|items| {
-            items.iter().map(|item| Token::try_from(item.as_u64()?).ok()).collect()
+            items
+                .iter()
+                .map(|item| Token::try_from(item.as_u64()?).ok())
+                .collect()
         });
         if tokens.is_none() {
             body.expected("token_data", "a list of token ids", value, notes);
@@ -426,9 +456,16 @@ fn routing_of(body: &Fields<'_>, headers: Headers<'_>, notes: &mut Notes) -> Rou
         &["x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"],
         notes,
     );
-    let prefill_rank =
-        header_int(headers, &["x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"], notes);
-    let constraints = Fields::of(body.get("routing_constraints"), "routing_constraints", notes);
+    let prefill_rank = header_int(
+        headers,
+        &["x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"],
+        notes,
+    );
+    let constraints = Fields::of(
+        body.get("routing_constraints"),
+        "routing_constraints",
+        notes,
+    );
     constraints.note_unknown(&["required_taints", "preferred_taints"], notes);
     let targets = Fields::of(body.get("router"), "router", notes);
     targets.note_unknown(&["ttft_target", "itl_target"], notes);
@@ -449,7 +486,9 @@ fn routing_of(body: &Fields<'_>, headers: Headers<'_>, notes: &mut Notes) -> Rou
 
 fn preferred_taints(constraints: &Fields<'_>, notes: &mut Notes) -> Vec<(String, f64)> {
     const PATH: &str = "routing_constraints.preferred_taints";
-    let Some(value) = constraints.get("preferred_taints") else { return Vec::new() };
+    let Some(value) = constraints.get("preferred_taints") else {
+        return Vec::new();
+    };
     let Some(map) = value.as_object() else {
         notes.expected(PATH, "an object", value);
         return Vec::new();

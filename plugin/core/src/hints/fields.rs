@@ -28,7 +28,8 @@ impl Notes {
             return;
         }
         let path = printable(path, SHOWN_BYTES_MAX * 2);
-        self.lines.push(printable(&format!("{path}: {reason}"), NOTE_BYTES_MAX));
+        self.lines
+            .push(printable(&format!("{path}: {reason}"), NOTE_BYTES_MAX));
     }
 
     /// Adds `path: expected WHAT, got VALUE`.
@@ -63,7 +64,11 @@ impl<'a> Fields<'a> {
             None | Some(Value::Null) => None,
             Some(Value::Object(map)) => Some(map),
             Some(other) => {
-                notes.expected(if path.is_empty() { "nvext" } else { path }, "an object", other);
+                notes.expected(
+                    if path.is_empty() { "nvext" } else { path },
+                    "an object",
+                    other,
+                );
                 None
             }
         };
@@ -82,7 +87,11 @@ impl<'a> Fields<'a> {
 
     /// The path of a field as notes name it.
     pub(crate) fn path(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
     }
 
     /// Notes a field whose value cannot be used.
@@ -93,7 +102,10 @@ impl<'a> Fields<'a> {
     /// An integer within the range of `T`; a boolean, a fraction or a text is noted.
     pub(crate) fn int<T: HintInt>(&self, key: &str, notes: &mut Notes) -> Option<T> {
         let value = self.get(key)?;
-        let wide = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+        let wide = value
+            .as_i64()
+            .map(i128::from)
+            .or_else(|| value.as_u64().map(i128::from));
         let read = wide.and_then(|wide| T::try_from(wide).ok());
         if read.is_none() {
             self.expected(key, T::EXPECTED, value, notes);
@@ -139,7 +151,9 @@ impl<'a> Fields<'a> {
 
     /// A list of texts, at most `max` of them; another type is noted, item by item.
     pub(crate) fn texts(&self, key: &str, max: usize, notes: &mut Notes) -> Vec<String> {
-        let Some(value) = self.get(key) else { return Vec::new() };
+        let Some(value) = self.get(key) else {
+            return Vec::new();
+        };
         let Some(items) = value.as_array() else {
             self.expected(key, "a list of strings", value, notes);
             return Vec::new();
@@ -224,7 +238,11 @@ mod tests {
     fn notes_are_bounded_in_number_and_bytes() {
         let mut notes = Notes::default();
         for _ in 0..1000 {
-            notes.expected(&"p".repeat(5000), "an object", &json!("\u{e9}".repeat(9000)));
+            notes.expected(
+                &"p".repeat(5000),
+                "an object",
+                &json!("\u{e9}".repeat(9000)),
+            );
         }
         let lines = notes.into_lines();
         assert_eq!(lines.len(), NOTES_MAX + 1);
@@ -236,7 +254,10 @@ mod tests {
     fn control_characters_never_reach_a_note() {
         let mut notes = Notes::default();
         notes.expected("a\r\nb", "an object", &json!("x\u{1b}[31m\n"));
-        assert_eq!(notes.into_lines(), ["a??b: expected an object, got \"x?[31m?\""]);
+        assert_eq!(
+            notes.into_lines(),
+            ["a??b: expected an object, got \"x?[31m?\""]
+        );
     }
 
     #[test]

@@ -67,7 +67,9 @@ impl<'a> Headers<'a> {
     }
 
     fn any_with_prefix(self, prefix: &str) -> bool {
-        self.0.iter().any(|(name, _)| starts_with_ignoring_case(name, prefix))
+        self.0
+            .iter()
+            .any(|(name, _)| starts_with_ignoring_case(name, prefix))
     }
 
     fn id(self, name: &str, notes: &mut Notes) -> Option<String> {
@@ -81,7 +83,8 @@ impl<'a> Headers<'a> {
 }
 
 pub(crate) fn starts_with_ignoring_case(text: &str, prefix: &str) -> bool {
-    text.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix))
+    text.get(..prefix.len())
+        .is_some_and(|head| head.eq_ignore_ascii_case(prefix))
 }
 
 /// The objects of the body that may name a session.
@@ -114,10 +117,18 @@ fn from_headers(headers: Headers<'_>, notes: &mut Notes) -> Session {
     if session.id.is_some() {
         return session;
     }
-    for read in [headers_of_claude_code, headers_of_codex, headers_of_opencode] {
+    for read in [
+        headers_of_claude_code,
+        headers_of_codex,
+        headers_of_opencode,
+    ] {
         let found = read(headers, notes);
         if found.id.is_some() {
-            return Session { last: session.last, parent: found.parent.or(session.parent), ..found };
+            return Session {
+                last: session.last,
+                parent: found.parent.or(session.parent),
+                ..found
+            };
         }
     }
     session.source = SessionSource::None;
@@ -151,7 +162,13 @@ fn headers_of_claude_code(headers: Headers<'_>, notes: &mut Notes) -> Session {
     let parent = headers.id("x-claude-code-parent-agent-id", notes);
     let parent = parent.or_else(|| agent.as_ref().and(root.clone()));
     let id = agent.or_else(|| root.clone());
-    Session { id, parent, root, last: false, source: SessionSource::ClaudeCode }
+    Session {
+        id,
+        parent,
+        root,
+        last: false,
+        source: SessionSource::ClaudeCode,
+    }
 }
 
 /// `session-id` is the root's in every request of a tree, `thread-id` the agent's own. OpenCode
@@ -165,7 +182,13 @@ fn headers_of_codex(headers: Headers<'_>, notes: &mut Notes) -> Session {
     let root = headers.id("session-id", notes);
     let id = headers.id("thread-id", notes).or_else(|| root.clone());
     let parent = headers.id("x-codex-parent-thread-id", notes);
-    Session { id, parent, root, last: false, source: SessionSource::Codex }
+    Session {
+        id,
+        parent,
+        root,
+        last: false,
+        source: SessionSource::Codex,
+    }
 }
 
 fn headers_of_opencode(headers: Headers<'_>, notes: &mut Notes) -> Session {
@@ -191,7 +214,10 @@ fn from_body(body: &BodySources<'_>, notes: &mut Notes) -> Session {
     let prefix = prefix.filter(|id| {
         let per_request = is_fresh_per_request(id);
         if per_request {
-            notes.add("agent_hints.prefix_id", "a new random id in each request, not a session");
+            notes.add(
+                "agent_hints.prefix_id",
+                "a new random id in each request, not a session",
+            );
         }
         !per_request
     });
@@ -207,8 +233,18 @@ fn from_body(body: &BodySources<'_>, notes: &mut Notes) -> Session {
             let key = body.top.get("prompt_cache_key")?.as_str()?.trim();
             (!key.is_empty() && key.len() <= SESSION_ID_BYTES_MAX).then(|| key.to_owned())
         });
-    let source = if id.is_some() { SessionSource::Body } else { SessionSource::None };
-    Session { id, parent, root, last, source }
+    let source = if id.is_some() {
+        SessionSource::Body
+    } else {
+        SessionSource::None
+    };
+    Session {
+        id,
+        parent,
+        root,
+        last,
+        source,
+    }
 }
 
 /// LangChain's Dynamo client makes a new `prefix_id` for each request.
@@ -230,5 +266,8 @@ fn session_in_user_id(top: &Value) -> Option<String> {
 }
 
 fn too_long(value: &str) -> String {
-    format!("longer than {SESSION_ID_BYTES_MAX} bytes ({} bytes)", value.len())
+    format!(
+        "longer than {SESSION_ID_BYTES_MAX} bytes ({} bytes)",
+        value.len()
+    )
 }

@@ -38,7 +38,10 @@ pub fn parse_ttl(text: &str) -> Result<Ttl, TtlError> {
 
 /// A TTL of so many seconds, clamped to the cap.
 pub fn ttl_of_seconds(seconds: u64) -> Ttl {
-    Ttl { seconds: seconds.min(TTL_CAP_S), clamped: seconds > TTL_CAP_S }
+    Ttl {
+        seconds: seconds.min(TTL_CAP_S),
+        clamped: seconds > TTL_CAP_S,
+    }
 }
 
 #[cfg(test)]
@@ -60,21 +63,42 @@ mod tests {
             ("24h", TTL_CAP_S),
             ("86400", TTL_CAP_S),
         ] {
-            assert_eq!(parse_ttl(text), Ok(Ttl { seconds, clamped: false }), "{text}");
+            assert_eq!(
+                parse_ttl(text),
+                Ok(Ttl {
+                    seconds,
+                    clamped: false
+                }),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn above_the_cap_is_clamped_visibly_and_never_overflows() {
-        for text in ["86401", "25h", "99999999999h", "18446744073709551616", "9999999999999999999m"]
-        {
-            assert_eq!(parse_ttl(text), Ok(Ttl { seconds: TTL_CAP_S, clamped: true }), "{text}");
+        for text in [
+            "86401",
+            "25h",
+            "99999999999h",
+            "18446744073709551616",
+            "9999999999999999999m",
+        ] {
+            assert_eq!(
+                parse_ttl(text),
+                Ok(Ttl {
+                    seconds: TTL_CAP_S,
+                    clamped: true
+                }),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "1hr", "-5m", "5M", "m", "+5m", " 5m", "5m ", "1.5h", "1d", "5 m", "5mm"] {
+        for text in [
+            "", "1hr", "-5m", "5M", "m", "+5m", " 5m", "5m ", "1.5h", "1d", "5 m", "5mm",
+        ] {
             assert_eq!(parse_ttl(text), Err(TtlError), "{text:?}");
         }
         // Arabic-Indic digits, and a multi-byte last character: not ASCII, no panic.

@@ -1,0 +1,198 @@
+//! What a journal keeps of a plan: a hash over all its fields, and a summary for people.
+//!
+//! The hash is XXH3-64 over a canonical byte string. Each struct is taken apart by name, so a
+//! field added to a plan does not compile until it is hashed. Lists are preceded by their length.
+
+use rootstock_memory::{PageId, StepId};
+use rootstock_scheduler::{History, Row, SampleSpec, StepPlan};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A plan's mark in the journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanMark {
+    /// Hash over all fields; 0 when there was no plan.
+    pub hash: u64,
+    /// The plan in numbers; None when there was no plan.
+    pub summary: Option<PlanSummary>,
+}
+
+/// A plan in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanSummary {
+    /// The step.
+    pub step: StepId,
+    /// Rows of the plan.
+    pub rows: u32,
+    /// Rows that sample.
+    pub sampled: u32,
+    /// Input tokens.
+    pub tokens: u32,
+    /// Entries of all page tables.
+    pub pages: u32,
+    /// Copies.
+    pub copies: u32,
+}
+
+impl std::fmt::Display for PlanMark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(summary) = self.summary else {
+            return write!(f, "no plan");
+        };
+        let PlanSummary {
+            step,
+            rows,
+            sampled,
+            tokens,
+            pages,
+            copies,
+        } = summary;
+        write!(
+            f,
+            "step {}: {rows} rows ({sampled} sample), {tokens} tokens, {pages} table entries, \
+             {copies} copies, hash {:016x}",
+            step.0, self.hash
+        )
+    }
+}
+
+/// Computes marks with one reused buffer.
+#[derive(Debug, Default)]
+pub struct PlanHasher {
+    bytes: Vec<u8>,
+}
+
+impl PlanHasher {
+    /// The mark of a plan, or of its absence.
+    ///
+    /// # Cost
+    /// Linear in the plan's tokens and page tables; no allocation once the buffer has grown.
+    pub fn mark(&mut self, plan: Option<&StepPlan>) -> PlanMark {
+        let Some(plan) = plan else {
+            return PlanMark::default();
+        };
+        self.bytes.clear();
+        self.plan(plan);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let sampled = plan.rows.iter().filter(|row| row.sample.is_some()).count();
+        let summary = PlanSummary {
+            step: plan.id,
+            rows: count(plan.rows.len()),
+            sampled: count(sampled),
+            tokens: count(plan.tokens.len()),
+            pages: count(plan.page_tables.len()),
+            copies: count(plan.copies.len()),
+        };
+        PlanMark {
+            hash: xxh3_64(&self.bytes),
+            summary: Some(summary),
+        }
+    }
+
+    fn plan(&mut self, plan: &StepPlan) {
+        let StepPlan {
+            id,
+            replica,
+            rows,
+            tokens,
+            page_tables,
+            copies,
+            after,
+        } = plan;
+        self.u64(id.0);
+        self.u32(u32::from(replica.0));
+        self.len(rows.len());
+        for row in rows {
+            self.row(row);
+        }
+        self.u32s(tokens);
+        self.pages(page_tables);
+        self.value(copies);
+        self.value(after);
+    }
+
+    fn row(&mut self, row: &Row) {
+        let Row {
+            request,
+            ns,
+            tokens,
+            input,
+            first_pos,
+            len,
+            pages,
+            sample,
+            drafts,
+            mask,
+        } = row;
+        self.u64(request.0);
+        self.value(ns);
+        self.value(tokens);
+        self.value(input);
+        self.u32(*first_pos);
+        self.u32(*len);
+        self.value(pages);
+        self.value(drafts);
+        self.value(mask);
+        match sample {
+            None => self.u32(0),
+            Some(sample) => {
+                self.u32(1);
+                self.sample(sample);
+            }
+        }
+    }
+
+    fn sample(&mut self, sample: &SampleSpec) {
+        let SampleSpec {
+            params,
+            output_index,
+            suppress,
+            history,
+        } = sample;
+        self.value(params.as_ref());
+        self.u32(*output_index);
+        self.u32(u32::from(suppress.is_some()));
+        self.u32s(suppress.as_deref().unwrap_or_default());
+        match history {
+            None => self.u32(0),
+            Some(History {
+                tokens,
+                prompt_tokens,
+            }) => {
+                self.u32(1);
+                self.u32s(tokens);
+                self.u32(*prompt_tokens);
+            }
+        }
+    }
+
+    fn u32(&mut self, word: u32) {
+        self.bytes.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn u64(&mut self, word: u64) {
+        self.bytes.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn len(&mut self, len: usize) {
+        self.u64(len as u64);
+    }
+
+    fn u32s(&mut self, words: &[u32]) {
+        self.len(words.len());
+        self.bytes
+            .extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    }
+
+    fn pages(&mut self, pages: &[PageId]) {
+        self.len(pages.len());
+        self.bytes
+            .extend(pages.iter().flat_map(|page| page.get().to_le_bytes()));
+    }
+
+    /// A plain value in postcard's form, which is self-delimiting for a known type.
+    fn value<T: Serialize>(&mut self, value: &T) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.bytes = postcard::to_extend(value, bytes).expect("plain values always serialize");
+    }
+}

@@ -1,0 +1,238 @@
+//! Feeding a journal to a new core and comparing each plan with the recorded one.
+//!
+//! A journal comes from outside: torn, damaged, of another version or made up, it ends in an error
+//! value or in a report, never in a panic. Memory follows the bytes that are really there and the
+//! pool sizes that the header names.
+
+use std::io::Read;
+
+use serde::Serialize;
+
+use super::frame::{Entry, Frame, FrameReader, Header};
+use super::plan_mark::{PlanHasher, PlanMark};
+use super::{JOURNAL_VERSION, JournalError};
+use crate::config::CoreConfig;
+use crate::serving::ServingCore;
+
+/// How a journal ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ReplayEnd {
+    /// Closed in order.
+    Closed,
+    /// The byte limit was reached; the run went on unrecorded.
+    Full,
+    /// The bytes end between two entries: the writer was stopped from outside.
+    Cut,
+    /// The bytes end inside an entry: the writer was stopped from outside. Everything before is
+    /// good.
+    Torn {
+        /// Where the unfinished entry begins.
+        offset_bytes: u64,
+    },
+}
+
+/// The first plan that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mismatch {
+    /// Inputs fed before, the `schedule` itself included.
+    pub input: u64,
+    /// The plan of the recorded run.
+    pub recorded: PlanMark,
+    /// The plan of the replay.
+    pub replayed: PlanMark,
+}
+
+/// What a replay found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReplayReport {
+    /// Version of the crate that wrote the journal.
+    pub written_by: String,
+    /// Inputs fed.
+    pub inputs: u64,
+    /// Plans compared, absent ones included.
+    pub plans: u64,
+    /// Plans that were not equal.
+    pub mismatches: u64,
+    /// The first of them.
+    pub first_mismatch: Option<Mismatch>,
+    /// Events that came out.
+    pub emits: u64,
+    /// How the journal ended.
+    pub end: ReplayEnd,
+}
+
+impl ReplayReport {
+    /// True when every plan was equal.
+    pub fn is_exact(&self) -> bool {
+        self.mismatches == 0
+    }
+}
+
+/// Reads a journal entry by entry.
+#[derive(Debug)]
+pub struct JournalReader<R> {
+    frames: FrameReader<R>,
+    config: CoreConfig,
+    written_by: String,
+}
+
+impl<R: Read> JournalReader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// Not a journal, another version, or damaged.
+    pub fn open(source: R) -> Result<Self, JournalError> {
+        let mut frames = FrameReader::open(source)?;
+        let header = match frames.next()? {
+            Frame::Payload(payload) => decode::<Header<'static>>(payload),
+            Frame::End | Frame::Torn => return Err(JournalError::NoHeader),
+        };
+        let header = header.ok_or_else(|| frames.corrupt("no configuration"))?;
+        let (config, written_by) = (header.config.into_owned(), header.written_by.into_owned());
+        Ok(Self {
+            frames,
+            config,
+            written_by,
+        })
+    }
+
+    /// Version of the form, always [`JOURNAL_VERSION`].
+    pub fn version(&self) -> u16 {
+        JOURNAL_VERSION
+    }
+
+    /// Configuration of the recorded core.
+    pub fn config(&self) -> &CoreConfig {
+        &self.config
+    }
+
+    /// The next entry, or how the journal ended. After an end the same end comes again.
+    ///
+    /// # Errors
+    /// The journal is damaged here, or the source failed.
+    pub fn next_entry(&mut self) -> Result<Result<Entry<'static>, ReplayEnd>, JournalError> {
+        let offset_bytes = self.frames.offset();
+        let entry = match self.frames.next()? {
+            Frame::End => return Ok(Err(ReplayEnd::Cut)),
+            Frame::Torn => return Ok(Err(ReplayEnd::Torn { offset_bytes })),
+            Frame::Payload(payload) => decode::<Entry<'static>>(payload),
+        };
+        match entry {
+            Some(Entry::Closed) => Ok(Err(ReplayEnd::Closed)),
+            Some(Entry::Full) => Ok(Err(ReplayEnd::Full)),
+            Some(entry) => Ok(Ok(entry)),
+            None => Err(self.frames.corrupt("no entry of this version")),
+        }
+    }
+
+    /// Index of the next frame.
+    pub fn frame(&self) -> u64 {
+        self.frames.index()
+    }
+}
+
+/// Replays a journal from its first byte to its end.
+///
+/// # Errors
+/// Not a journal, another version, damaged, or a configuration that builds no core.
+///
+/// # Cost
+/// The time of the recorded core work; no backend runs.
+pub fn replay(source: impl Read) -> Result<ReplayReport, JournalError> {
+    let mut reader = JournalReader::open(source)?;
+    let mut core = ServingCore::new(reader.config().clone())
+        .map_err(|source| JournalError::Config { source })?;
+    let mut player = Player::default();
+    let end = loop {
+        match reader.next_entry()? {
+            Ok(entry) => player.play(&mut core, entry, &reader)?,
+            Err(end) => break end,
+        }
+    };
+    Ok(ReplayReport {
+        written_by: reader.written_by,
+        inputs: player.inputs,
+        plans: player.plans,
+        mismatches: player.mismatches,
+        first_mismatch: player.first_mismatch,
+        emits: player.emits,
+        end,
+    })
+}
+
+#[derive(Default)]
+struct Player {
+    hasher: PlanHasher,
+    /// Mark of the plan made last, until it has been compared.
+    made: Option<PlanMark>,
+    inputs: u64,
+    plans: u64,
+    mismatches: u64,
+    first_mismatch: Option<Mismatch>,
+    emits: u64,
+    drained: Vec<rootstock_scheduler::Emit>,
+}
+
+impl Player {
+    fn play<R: Read>(
+        &mut self,
+        core: &mut ServingCore,
+        entry: Entry<'static>,
+        reader: &JournalReader<R>,
+    ) -> Result<(), JournalError> {
+        if let Entry::Plan(recorded) = entry {
+            let Some(replayed) = self.made.take() else {
+                return Err(reader.frames.corrupt("a plan without a schedule"));
+            };
+            self.compare(recorded, replayed);
+            return Ok(());
+        }
+        self.inputs += 1;
+        self.made = None;
+        match entry {
+            // Answers are functions of the inputs: only plans are compared.
+            Entry::Namespace(key) => drop(core.namespace(&key)),
+            Entry::Add(request, now) => drop(core.add(request.into_owned(), now)),
+            Entry::Abort(request, now) => _ = core.abort(request, now),
+            Entry::Finish(request, reason, now) => _ = core.finish(request, reason, now),
+            Entry::Schedule(replica, now) => {
+                let plan = core.schedule(replica, now);
+                self.made = Some(self.hasher.mark(plan.as_ref()));
+            }
+            Entry::Complete(replica, step, output, now) => {
+                core.complete(replica, step, &output, now);
+            }
+            Entry::FailStep(replica, step, now) => core.fail_step(replica, step, now),
+            Entry::CopyDone(done, now) => core.copy_done(done, now),
+            Entry::Tick(now) => core.tick(now),
+            Entry::Act(tenant, action, now) => drop(core.act(tenant, &action, now)),
+            Entry::Flush(now) => drop(core.flush(now)),
+            Entry::Plan(_) | Entry::Full | Entry::Closed => {}
+        }
+        core.drain_emits(&mut self.drained);
+        self.emits += self.drained.len() as u64;
+        self.drained.clear();
+        Ok(())
+    }
+
+    fn compare(&mut self, recorded: PlanMark, replayed: PlanMark) {
+        self.plans += 1;
+        if recorded == replayed {
+            return;
+        }
+        self.mismatches += 1;
+        if self.first_mismatch.is_none() {
+            self.first_mismatch = Some(Mismatch {
+                input: self.inputs,
+                recorded,
+                replayed,
+            });
+        }
+    }
+}
+
+/// A value that fills the payload exactly.
+fn decode<T: for<'de> serde::Deserialize<'de>>(payload: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(payload).ok()?;
+    rest.is_empty().then_some(value)
+}

@@ -1,0 +1,268 @@
+//! `ServingCore`: one prefix cache and one scheduler per replica behind one set of calls.
+//!
+//! It is what the engine's core thread, the C ABI and Python drive: plain data in, plain data
+//! out. It has no thread, no clock and no randomness; `now` is an argument everywhere. Every call
+//! that changes it is an input: with a [`Journal`] set, each is recorded before it takes effect.
+//!
+//! One step of a host, in order:
+//!
+//! ```text
+//! add / abort / finish      as requests come and go
+//! schedule(replica)         -> StepPlan: what to compute on which pages; None: nothing to do
+//! (the backend computes)
+//! complete | fail_step      exactly once per plan
+//! drain_emits               -> what callers hear; drain after each call that may emit
+//! ```
+
+use rootstock_memory::{CopyDone, Nanos, ReplicaId, StepId};
+use rootstock_radix::{
+    Action, CacheError, CacheStats, Corruption, FlushRefused, Key, KvEvent, NamespaceId,
+    NamespaceKey, Outcome, PrefixCache, Probe, TenantId,
+};
+use rootstock_scheduler::{
+    Admission, Emit, FinishReason, NewRequest, RequestId, Scheduler, SchedulerStats, StepOutput,
+    StepPlan,
+};
+use std::borrow::Cow;
+
+use crate::config::{ConfigError, CoreConfig};
+use crate::journal::{Entry, Journal, JournalStats};
+
+/// Cache and schedulers of one process.
+#[derive(Debug)]
+pub struct ServingCore {
+    config: CoreConfig,
+    cache: PrefixCache,
+    schedulers: Vec<Scheduler>,
+    emits: Vec<Emit>,
+    journal: Option<Journal>,
+}
+
+/// Counters of all parts.
+#[derive(Clone, Debug)]
+pub struct CoreStats {
+    /// Of the cache.
+    pub cache: CacheStats,
+    /// Of each replica's scheduler.
+    pub schedulers: Vec<SchedulerStats>,
+    /// Of the journal, if one was ever set.
+    pub journal: Option<JournalStats>,
+}
+
+impl ServingCore {
+    /// A core with an empty cache and empty queues.
+    ///
+    /// # Errors
+    /// The configuration is refused; the message says which value and what is possible.
+    pub fn new(config: CoreConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let cache = PrefixCache::new(&config.cache)?;
+        let mut schedulers = Vec::with_capacity(config.replicas());
+        for index in 0..config.replicas() {
+            let replica = ReplicaId(u16::try_from(index).unwrap_or(u16::MAX));
+            schedulers.push(Scheduler::new(config.scheduler_of(replica))?);
+        }
+        Ok(Self {
+            config,
+            cache,
+            schedulers,
+            emits: Vec::new(),
+            journal: None,
+        })
+    }
+
+    /// The configuration it was built from.
+    pub fn config(&self) -> &CoreConfig {
+        &self.config
+    }
+
+    /// Records all inputs from here on. Set it before the first input: a replay starts empty.
+    /// The former journal, if any, is returned and closes when dropped.
+    pub fn set_journal(&mut self, journal: Option<Journal>) -> Option<Journal> {
+        std::mem::replace(&mut self.journal, journal)
+    }
+
+    /// The journal that records now.
+    pub fn journal_mut(&mut self) -> Option<&mut Journal> {
+        self.journal.as_mut()
+    }
+
+    /// The id of a namespace; the same key always gives the same id.
+    ///
+    /// # Errors
+    /// The bound on namespaces is reached and none can be forgotten.
+    pub fn namespace(&mut self, key: &NamespaceKey) -> Result<NamespaceId, CacheError> {
+        self.record(|| Entry::Namespace(Cow::Borrowed(key)));
+        self.cache.namespace(key)
+    }
+
+    /// How much of a prompt is cached for a replica. Changes nothing.
+    pub fn probe(&self, key: Key<'_>, replica: ReplicaId) -> Probe {
+        self.cache.probe(key, replica)
+    }
+
+    /// Queues a request at the replica that can start it best, or says why not.
+    ///
+    /// Hints above the configured ceiling are lowered to it. Exactly one `Emit::Final` follows an
+    /// `Admitted` request, whatever happens; none follows the other answers.
+    pub fn add(&mut self, mut request: NewRequest, now: Nanos) -> Admission {
+        self.record(|| Entry::Add(Cow::Borrowed(&request), now));
+        let ceiling = &self.config.limits.ceiling;
+        let hints = &mut request.hints;
+        hints.priority = hints.priority.min(ceiling.priority);
+        hints.strict = hints.strict.min(ceiling.strict);
+        hints.jump_s = hints.jump_s.min(ceiling.jump_s);
+        let replica = self.choose_replica(&request);
+        self.schedulers[replica].add(request, &self.cache, now)
+    }
+
+    /// Ends a request at its caller's wish. False when it is unknown or has already ended.
+    pub fn abort(&mut self, request: RequestId, now: Nanos) -> bool {
+        self.record(|| Entry::Abort(request, now));
+        let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
+            return false;
+        };
+        let emit = scheduler.abort(&mut self.cache, request, now);
+        let ended = emit.is_some();
+        self.emits.extend(emit);
+        ended
+    }
+
+    /// Ends a request as finished: the caller found a stop string. Its KV stays, as at any normal
+    /// end. False when it is unknown or has already ended.
+    pub fn finish(&mut self, request: RequestId, reason: FinishReason, now: Nanos) -> bool {
+        self.record(|| Entry::Finish(request, reason, now));
+        let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
+            return false;
+        };
+        let emit = scheduler.finish(&mut self.cache, request, reason, now);
+        let ended = emit.is_some();
+        self.emits.extend(emit);
+        ended
+    }
+
+    /// The next step of a replica; None when there is nothing to compute now, when as many plans
+    /// are out as may be, or when there is no such replica.
+    pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
+        self.record(|| Entry::Schedule(replica, now));
+        let scheduler = self.schedulers.get_mut(replica_index(replica));
+        let plan = scheduler
+            .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
+        if let Some(journal) = &mut self.journal {
+            journal.record_plan(plan.as_ref());
+        }
+        plan
+    }
+
+    /// Takes a step's output: what it computed becomes matchable, callers get their tokens.
+    /// A step that is not out is ignored.
+    pub fn complete(&mut self, replica: ReplicaId, step: StepId, output: &StepOutput, now: Nanos) {
+        self.record(|| Entry::Complete(replica, step, Cow::Borrowed(output), now));
+        if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
+            scheduler.complete(&mut self.cache, step, output, now, &mut self.emits);
+        }
+    }
+
+    /// Gives up a step that failed: its requests end as failed, their pages come back, nothing of
+    /// them is matchable. A step that is not out is ignored.
+    pub fn fail_step(&mut self, replica: ReplicaId, step: StepId, now: Nanos) {
+        self.record(|| Entry::FailStep(replica, step, now));
+        if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
+            scheduler.fail_step(&mut self.cache, step, now, &mut self.emits);
+        }
+    }
+
+    /// Takes the acknowledgement of a copy.
+    pub fn copy_done(&mut self, done: CopyDone, now: Nanos) {
+        self.record(|| Entry::CopyDone(done, now));
+        self.cache.copy_done(done, now);
+    }
+
+    /// Lets time pass: expiries need no traffic to take effect.
+    pub fn tick(&mut self, now: Nanos) {
+        self.record(|| Entry::Tick(now));
+        self.cache.tick(now);
+    }
+
+    /// Carries out a verb on cached content.
+    pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
+        self.record(|| Entry::Act(tenant, Cow::Borrowed(action), now));
+        self.cache.act(tenant, action, now)
+    }
+
+    /// Empties all tiers, or changes nothing and says why.
+    ///
+    /// # Errors
+    /// Something is leased, held or in transit.
+    pub fn flush(&mut self, now: Nanos) -> Result<(), FlushRefused> {
+        self.record(|| Entry::Flush(now));
+        self.cache.flush(now)
+    }
+
+    /// Moves all events so far to `out`, in order. Drain after each call that may emit: they are
+    /// kept until then.
+    pub fn drain_emits(&mut self, out: &mut Vec<Emit>) {
+        out.append(&mut self.emits);
+    }
+
+    /// Moves all cache events so far to `out`, in order.
+    pub fn drain_events(&mut self, out: &mut Vec<KvEvent>) {
+        self.cache.drain_events(out);
+    }
+
+    /// Counters of all parts.
+    pub fn stats(&self) -> CoreStats {
+        CoreStats {
+            cache: self.cache.stats(),
+            schedulers: self.schedulers.iter().map(Scheduler::stats).collect(),
+            journal: self.journal.as_ref().map(Journal::stats),
+        }
+    }
+
+    /// Recounts everything from scratch.
+    ///
+    /// # Errors
+    /// The first thing that does not add up.
+    ///
+    /// # Cost
+    /// Linear in nodes and pages: for tests, and for a server that has gone idle.
+    pub fn check(&self) -> Result<(), Corruption> {
+        self.cache.check()?;
+        self.schedulers
+            .iter()
+            .try_for_each(|scheduler| scheduler.check(&self.cache))
+    }
+
+    /// The replica with the least work in front of this request: tokens it would have to compute
+    /// there, and requests that are there already. The lowest id wins a tie.
+    fn choose_replica(&self, request: &NewRequest) -> usize {
+        if self.schedulers.len() == 1 {
+            return 0;
+        }
+        let key = Key {
+            ns: request.ns,
+            tokens: &request.tokens,
+        };
+        let cost = |index: usize| {
+            let replica = ReplicaId(u16::try_from(index).unwrap_or(u16::MAX));
+            let cached = self.cache.probe(key, replica).device_tokens as usize;
+            let uncached = request.tokens.len().saturating_sub(cached);
+            let stats = self.schedulers[index].stats();
+            let live = stats.running as usize + stats.waiting as usize;
+            uncached + live * self.config.scheduler.step_tokens as usize
+        };
+        (0..self.schedulers.len())
+            .min_by_key(|index| (cost(*index), *index))
+            .unwrap_or(0)
+    }
+
+    fn record<'a>(&mut self, entry: impl FnOnce() -> Entry<'a>) {
+        if let Some(journal) = &mut self.journal {
+            journal.record(&entry());
+        }
+    }
+}
+
+fn replica_index(replica: ReplicaId) -> usize {
+    usize::from(replica.0)
+}
