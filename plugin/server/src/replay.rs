@@ -1,0 +1,193 @@
+//! `rootstock replay --trace`: which share of a trace's prompts a cache would have found, by
+//! policy and capacity.
+//!
+//! Each pair of a policy and a capacity is replayed on the very cache that serves requests; beside
+//! them stand the offline optimum and the cache without limit. Every hash id of a trace counts as
+//! one block, a partial last one too, and requests run one after another in the order of their
+//! arrival. Replays share the processors; each alone is one thread, so the figures do not depend
+//! on how many there are.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rootstock::radix::PolicyKind;
+
+mod block_size;
+mod error;
+mod jobs;
+mod mooncake;
+mod optimum;
+mod plot;
+mod read;
+mod report;
+mod request_trace;
+mod row;
+mod ticker;
+mod trace;
+mod tree;
+
+use jobs::{Job, Line, Outcome};
+use read::TraceFile;
+use report::{INFINITE, OPTIMUM, ratio};
+
+pub use error::ReplayError;
+pub use read::TraceForm;
+pub use report::{Entry, Report};
+
+/// Blocks of a cache, at most: as many as a trace may have.
+const CAPACITY_BLOCKS_MAX: u32 = 1 << 28;
+
+/// Columns of the table where `--capacity` is absent: these parts of the trace's distinct blocks.
+const DEFAULT_PARTS: [u32; 6] = [32, 16, 8, 4, 2, 1];
+
+/// Flags of `rootstock replay --trace`, beside the trace itself.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ReplayFlags {
+    /// Policies, separated by commas; lru is always among them [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "trace")]
+    pub policies: Vec<PolicyKind>,
+    /// Capacities in tokens, separated by commas [default: 1/32 to all of the trace's blocks]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
+    pub capacity: Vec<u64>,
+    /// Tokens that a hash id of the trace stands for [default: told from the trace]
+    #[arg(long, value_name = "TOKENS", requires = "trace")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub page_size: Option<u32>,
+    /// Print JSON instead of a table
+    #[arg(long, requires = "trace")]
+    pub json: bool,
+    /// Write the hit curves as an SVG file
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Replays the file `trace`, and writes the table or the JSON to `out`; progress goes to standard
+/// error where that is a terminal.
+///
+/// # Errors
+/// The trace or a flag is wrong, or a file cannot be read or written.
+pub fn run(trace: &Path, flags: &ReplayFlags, out: &mut dyn Write) -> Result<(), ReplayError> {
+    let report = replay(trace, flags)?;
+    if let Some(path) = &flags.plot {
+        write_file(path, plot::svg(&report).as_bytes())?;
+    }
+    let text = if flags.json {
+        serde_json::to_string_pretty(&report).map_err(ReplayError::Json)? + "\n"
+    } else {
+        report.table() + &report.closing()
+    };
+    let failed = |source| ReplayError::File { path: PathBuf::from("standard output"), source };
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(failed)
+}
+
+/// Reads the trace and replays it at every policy and capacity.
+///
+/// # Errors
+/// The trace or a flag is wrong, or the trace cannot be read.
+pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> {
+    let reading = bar("reading", "{bytes} of {total_bytes}");
+    let file = read::read_file(trace, flags.page_size, &reading)?;
+    reading.finish_and_clear();
+    let capacities = capacities(&flags.capacity, &file)?;
+    let policies = policies(&flags.policies).into_iter().map(Line::Policy);
+    let jobs: Vec<Job> = policies
+        .chain([Line::Optimum])
+        .flat_map(|line| capacities.iter().map(move |&(tokens, blocks)| Job { line, tokens, blocks }))
+        .collect();
+    let replaying = bar("replaying", "{human_pos} of {human_len} requests, {per_sec}");
+    replaying.set_length(file.trace.len() as u64 * jobs.len() as u64);
+    let outcomes = jobs::run_all(&file.trace, &jobs, &replaying)?;
+    replaying.finish_and_clear();
+    Ok(gather(trace, &file, &jobs, &outcomes))
+}
+
+/// The policies to replay: `lru`, then the others in the order of the cache.
+fn policies(asked: &[PolicyKind]) -> Vec<PolicyKind> {
+    let wanted = |kind: &PolicyKind| {
+        *kind == PolicyKind::Lru || asked.is_empty() || asked.contains(kind)
+    };
+    PolicyKind::ALL.iter().copied().filter(wanted).collect()
+}
+
+/// The columns: tokens as asked for, and whole blocks; ascending.
+fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, ReplayError> {
+    let page_tokens = file.page_tokens;
+    let limit = u64::from(CAPACITY_BLOCKS_MAX) * u64::from(page_tokens);
+    let mut tokens = asked.to_vec();
+    if asked.is_empty() {
+        let distinct = file.trace.distinct_blocks().max(1);
+        let blocks = DEFAULT_PARTS.map(|part| distinct.div_ceil(part));
+        tokens = blocks.map(|count| u64::from(count) * u64::from(page_tokens)).to_vec();
+    }
+    tokens.sort_unstable();
+    tokens.dedup();
+    let checked = tokens.into_iter().map(|tokens| {
+        let blocks = u32::try_from(tokens / u64::from(page_tokens)).unwrap_or(u32::MAX);
+        if (1..=CAPACITY_BLOCKS_MAX).contains(&blocks) {
+            Ok((tokens, blocks))
+        } else {
+            Err(ReplayError::Capacity { tokens, page_tokens, limit })
+        }
+    });
+    checked.collect()
+}
+
+/// The report of all outcomes, with the line of the infinite cache as the last.
+fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> Report {
+    let trace = &file.trace;
+    let blocks = trace.total_blocks();
+    let hits_of = |line: Line, tokens: u64| {
+        let mut all = jobs.iter().zip(outcomes);
+        let same = all.find(|(job, _)| job.line == line && job.tokens == tokens);
+        same.map_or(0, |(_, outcome)| outcome.hits)
+    };
+    let entry = |job: &Job, policy, hits, seconds| Entry {
+        policy,
+        capacity_tokens: job.tokens,
+        capacity_blocks: job.blocks,
+        hit_blocks: hits,
+        hit_ratio: ratio(hits, blocks).unwrap_or_default(),
+        times_lru: ratio(hits, hits_of(Line::Policy(PolicyKind::Lru), job.tokens)),
+        share_of_optimum: ratio(hits, hits_of(Line::Optimum, job.tokens)),
+        seconds,
+    };
+    let replayed = jobs.iter().zip(outcomes).map(|(job, outcome)| {
+        entry(job, name(job.line), outcome.hits, Some(outcome.took.as_secs_f64()))
+    });
+    let columns = jobs.iter().filter(|job| job.line == Line::Optimum);
+    let infinite = columns.map(|job| entry(job, INFINITE, trace.infinite_hits(), None));
+    Report {
+        trace: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        form: file.form,
+        requests: trace.len() as u64,
+        page_tokens: file.page_tokens,
+        blocks,
+        distinct_blocks: trace.distinct_blocks(),
+        split_ids: trace.split_ids(),
+        misfit_rows: file.misfits,
+        results: replayed.chain(infinite).collect(),
+    }
+}
+
+fn name(line: Line) -> &'static str {
+    match line {
+        Line::Policy(kind) => kind.name(),
+        Line::Optimum => OPTIMUM,
+    }
+}
+
+/// A progress bar on standard error, invisible where that is no terminal.
+fn bar(what: &'static str, counts: &str) -> ProgressBar {
+    let template = format!("{{prefix}} {{bar:30}} {counts}, {{eta}} left");
+    let style =
+        ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style).with_prefix(what)
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ReplayError> {
+    File::create(path)
+        .and_then(|mut file| file.write_all(bytes))
+        .map_err(|source| ReplayError::File { path: path.to_owned(), source })
+}

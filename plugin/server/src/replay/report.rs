@@ -1,0 +1,138 @@
+//! What a replay found, as a table for people and as JSON for programs.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::read::TraceForm;
+
+/// The line of the offline optimum.
+pub(crate) const OPTIMUM: &str = "optimum";
+
+/// The line of the cache without limit.
+pub(crate) const INFINITE: &str = "infinite";
+
+/// All figures of one `rootstock replay`.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Name of the trace file, without its folder.
+    pub trace: String,
+    /// Form of its rows.
+    pub form: TraceForm,
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of a block.
+    pub page_tokens: u32,
+    /// Blocks of all prompts, a partial last one counted as one.
+    pub blocks: u64,
+    /// Different blocks.
+    pub distinct_blocks: u32,
+    /// Hash ids that stand after more than one prefix; each is a block of its own.
+    pub split_ids: u32,
+    /// Rows whose count of ids does not fit their `input_length`.
+    pub misfit_rows: u64,
+    /// One entry for each line of the table and capacity, line by line.
+    pub results: Vec<Entry>,
+}
+
+/// Hits of one policy at one capacity.
+#[derive(Debug, Serialize)]
+pub struct Entry {
+    /// Policy, or `optimum`, or `infinite`.
+    pub policy: &'static str,
+    /// Capacity as asked for.
+    pub capacity_tokens: u64,
+    /// Capacity in whole blocks.
+    pub capacity_blocks: u32,
+    /// Blocks found.
+    pub hit_blocks: u64,
+    /// Blocks found, of all blocks.
+    pub hit_ratio: f64,
+    /// Hits compared with those of `lru` at the same capacity; absent where that has none.
+    pub times_lru: Option<f64>,
+    /// Hits compared with those of the optimum at the same capacity; absent where that has none.
+    pub share_of_optimum: Option<f64>,
+    /// Seconds that the replay took; absent where the figure is not replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+}
+
+impl Report {
+    /// The table: a line for each policy, a column for each capacity.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "{}: {} requests, {} blocks of {} tokens, {} distinct\n",
+            self.trace, self.requests, self.blocks, self.page_tokens, self.distinct_blocks
+        );
+        for note in self.notes() {
+            text.push_str(&note);
+        }
+        text.push_str("hit ratio in blocks, by capacity in tokens\n\n");
+        let lines: Vec<&[Entry]> =
+            self.results.chunk_by(|one, next| one.policy == next.policy).collect();
+        let names = lines.iter().filter_map(|line| line.first()).map(|entry| entry.policy.len());
+        let name_width = names.max().unwrap_or(0);
+        let capacities: Vec<String> = lines
+            .first()
+            .map(|line| line.iter().map(|entry| entry.capacity_tokens.to_string()).collect())
+            .unwrap_or_default();
+        let widths: Vec<usize> = capacities.iter().map(|text| text.len().max(6) + 2).collect();
+        text.push_str(&" ".repeat(name_width));
+        for (capacity, width) in capacities.iter().zip(&widths) {
+            push(&mut text, format_args!("{capacity:>width$}"));
+        }
+        text.push('\n');
+        for line in lines {
+            let name = line.first().map_or("", |entry| entry.policy);
+            push(&mut text, format_args!("{name:<name_width$}"));
+            for (entry, width) in line.iter().zip(&widths) {
+                push(&mut text, format_args!("{:>width$.4}", entry.hit_ratio));
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// How fast the replays ran, for one processor; empty where nothing was measured.
+    pub fn closing(&self) -> String {
+        let times = || self.results.iter().filter_map(|entry| entry.seconds);
+        let (replays, seconds) = (times().count(), times().sum::<f64>());
+        if seconds <= 0.0 {
+            return String::new();
+        }
+        #[expect(clippy::cast_precision_loss, reason = "counts of requests stay below 2^53")]
+        let per_second = self.requests as f64 * replays as f64 / seconds;
+        format!("\n{replays} replays in {seconds:.2} s of a processor: {per_second:.0} requests/s\n")
+    }
+
+    /// What the reader of the figures has to know about the file.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.misfit_rows > 0 {
+            notes.push(format!(
+                "note: {} rows have more or fewer hash ids than blocks of {} tokens\n",
+                self.misfit_rows, self.page_tokens
+            ));
+        }
+        if self.split_ids > 0 {
+            notes.push(format!(
+                "note: {} hash ids stand after more than one prefix, each counted as a block of \
+                 its own\n",
+                self.split_ids
+            ));
+        }
+        notes
+    }
+}
+
+/// Writing to a string does not fail.
+fn push(text: &mut String, args: std::fmt::Arguments<'_>) {
+    text.write_fmt(args).unwrap_or_default();
+}
+
+/// `part / whole`, absent for nothing.
+pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "counts of blocks stay far below 2^53")]
+    let ratio = part as f64 / whole as f64;
+    (whole > 0).then_some(ratio)
+}
