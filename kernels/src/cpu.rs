@@ -3,16 +3,19 @@
 //! | file | what |
 //! |---|---|
 //! | `isa` | instruction sets, as proofs that this CPU has them |
+//! | `lanes` | vectors of 16 floats: one kernel source for all instruction sets |
 //! | `pool` | threads of a step |
 //! | `ggml`, `matrix`, `matmul` | weight formats, repacking, products |
 //! | `kv`, `attention` | K and V in the arena, paged attention |
 //! | `norm`, `rope`, `sample` | the rest of a step |
 
+mod act;
 mod attention;
 mod error;
 mod ggml;
 mod isa;
 mod kv;
+mod lanes;
 mod matmul;
 mod matrix;
 mod norm;
@@ -21,6 +24,8 @@ mod rope;
 mod sample;
 mod scratch;
 mod shared;
+mod tile_product;
+mod tiles;
 
 pub use attention::{AttentionArgs, attention};
 pub use error::KernelError;

@@ -11,7 +11,6 @@
 //! no files.
 #![expect(
     clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
     reason = "kernels convert between element widths everywhere; sizes are checked on entry"
 )]
 

@@ -5,13 +5,19 @@
 
 use super::error::KernelError;
 
+/// What a proof holds: nothing, or on other architectures something that cannot exist.
+#[cfg(target_arch = "x86_64")]
+type Proof = ();
+#[cfg(not(target_arch = "x86_64"))]
+type Proof = std::convert::Infallible;
+
 /// Proof that this CPU has AVX-512 F, BW, VL, DQ, VNNI (and AVX2, FMA, F16C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Avx512(());
+pub struct Avx512(Proof);
 
 /// Proof that this CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Avx2(());
+pub struct Avx2(Proof);
 
 /// The instruction set the kernels run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +117,12 @@ impl Avx512 {
     pub(crate) fn detect() -> Option<Self> {
         None
     }
+
+    /// A value that cannot exist stands for any other.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn absurd<T>(self) -> T {
+        match self.0 {}
+    }
 }
 
 impl Avx2 {
@@ -127,6 +139,12 @@ impl Avx2 {
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn detect() -> Option<Self> {
         None
+    }
+
+    /// A value that cannot exist stands for any other.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn absurd<T>(self) -> T {
+        match self.0 {}
     }
 }
 

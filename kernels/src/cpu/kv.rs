@@ -8,6 +8,7 @@ use rootstock_memory::{KvArena, KvDtype, KvLayout, KvSide, KvSlot, LayoutOrder, 
 
 use super::error::{KernelError, check_len, checked_area};
 use super::isa::Isa;
+use super::lanes::{Kernel, Lanes};
 
 /// Largest head dimension of the kernels.
 pub(crate) const HEAD_DIM_MAX: usize = 256;
@@ -179,7 +180,6 @@ pub fn store_kv(
     let wanted = checked_area("store_kv rows", tokens, width)?;
     check_len("store_kv keys", k.len(), wanted)?;
     check_len("store_kv values", v.len(), wanted)?;
-    let _ = isa;
     for (side, source) in [(KvSide::K, k), (KvSide::V, v)] {
         let mut tokens = source.chunks_exact(width);
         for row in rows {
@@ -195,7 +195,13 @@ pub fn store_kv(
                             head,
                         },
                     );
-                    store(view.bytes, layout.dtype(), at, values);
+                    let dtype = layout.dtype();
+                    isa.run(Store {
+                        bytes: view.bytes,
+                        dtype,
+                        at,
+                        values,
+                    });
                 }
             }
         }
@@ -203,22 +209,49 @@ pub fn store_kv(
     Ok(())
 }
 
-fn store(bytes: &mut [u8], dtype: KvDtype, at: usize, values: &[f32]) {
-    match dtype {
-        KvDtype::F32 => {
-            bytemuck::cast_slice_mut::<_, f32>(bytes)[at..][..values.len()].copy_from_slice(values);
+/// Writes one head vector in the KV dtype, rounded to nearest, ties to even.
+struct Store<'a> {
+    bytes: &'a mut [u8],
+    dtype: KvDtype,
+    at: usize,
+    values: &'a [f32],
+}
+
+impl Store<'_> {
+    /// The elements to write.
+    #[inline(always)]
+    fn out<T: bytemuck::Pod>(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(self.bytes)[self.at..][..self.values.len()]
+    }
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn scalar(mut self) {
+        let values = self.values;
+        match self.dtype {
+            KvDtype::F32 => self.out().copy_from_slice(values),
+            KvDtype::F16 => {
+                let pairs = self.out::<f16>().iter_mut().zip(values);
+                pairs.for_each(|(out, value)| *out = f16::from_f32(*value));
+            }
+            KvDtype::Bf16 => {
+                let pairs = self.out::<bf16>().iter_mut().zip(values);
+                pairs.for_each(|(out, value)| *out = bf16::from_f32(*value));
+            }
         }
-        KvDtype::F16 => {
-            let out = &mut bytemuck::cast_slice_mut::<_, f16>(bytes)[at..][..values.len()];
-            out.iter_mut()
-                .zip(values)
-                .for_each(|(out, value)| *out = f16::from_f32(*value));
+    }
+
+    #[inline(always)]
+    fn simd<L: Lanes>(mut self, l: L) {
+        if self.dtype != KvDtype::F16 {
+            return self.scalar();
         }
-        KvDtype::Bf16 => {
-            let out = &mut bytemuck::cast_slice_mut::<_, bf16>(bytes)[at..][..values.len()];
-            out.iter_mut()
-                .zip(values)
-                .for_each(|(out, value)| *out = bf16::from_f32(*value));
+        let values = self.values.as_chunks().0;
+        for (out, value) in self.out::<u16>().as_chunks_mut().0.iter_mut().zip(values) {
+            l.store_f16(l.load(value), out);
         }
     }
 }

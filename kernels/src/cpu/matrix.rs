@@ -3,6 +3,8 @@
 use super::error::{KernelError, check_len, checked_area};
 use super::ggml::{GgmlType, dequantize};
 use super::isa::Isa;
+use super::lanes::{Kernel, Lanes};
+use super::tiles::{TileShape, Tiles};
 
 /// A weight matrix `[rows][cols]` in the form the kernels of one instruction set read.
 #[derive(Debug)]
@@ -17,8 +19,10 @@ pub struct PackedMatrix {
 /// How the weights lie in memory.
 #[derive(Debug)]
 pub(crate) enum Store {
-    /// Rows as in the file.
+    /// Rows as in the file: the scalar path.
     Rows(Box<[u8]>),
+    /// Tiles of the vector paths.
+    Tiles(Tiles),
 }
 
 impl PackedMatrix {
@@ -49,12 +53,16 @@ impl PackedMatrix {
                 found: bytes.len(),
             });
         }
+        let store = match isa.tile_shape(ggml_type) {
+            Some(shape) => Store::Tiles(Tiles::pack(shape, ggml_type.row_bytes(cols)?, bytes)),
+            None => Store::Rows(bytes.into()),
+        };
         Ok(Self {
             ggml_type,
             rows,
             cols,
             isa,
-            store: Store::Rows(bytes.into()),
+            store,
         })
     }
 
@@ -82,6 +90,15 @@ impl PackedMatrix {
     pub fn bytes(&self) -> usize {
         match &self.store {
             Store::Rows(bytes) => bytes.len(),
+            Store::Tiles(tiles) => tiles.bytes(),
+        }
+    }
+
+    /// The tiles of the vector paths.
+    pub(crate) fn tiles(&self) -> Option<&Tiles> {
+        match &self.store {
+            Store::Rows(_) => None,
+            Store::Tiles(tiles) => Some(tiles),
         }
     }
 
@@ -106,6 +123,39 @@ impl PackedMatrix {
                 let row_bytes = self.ggml_type.row_bytes(self.cols)?;
                 dequantize(self.ggml_type, &bytes[row * row_bytes..][..row_bytes], out)
             }
+            Store::Tiles(tiles) => {
+                let block_len = self.ggml_type.block_len();
+                let mut result = Ok(());
+                tiles.for_blocks(row, |index, block| {
+                    let out = &mut out[index * block_len..][..block_len];
+                    result = dequantize(self.ggml_type, block, out);
+                });
+                result
+            }
         }
+    }
+}
+
+impl Isa {
+    /// How this instruction set's kernels want the weights; none: as in the file.
+    fn tile_shape(self, ggml_type: GgmlType) -> Option<TileShape> {
+        struct Shape(GgmlType);
+        impl Kernel for Shape {
+            type Output = Option<TileShape>;
+
+            fn scalar(self) -> Option<TileShape> {
+                None
+            }
+
+            #[inline(always)]
+            fn simd<L: Lanes>(self, _: L) -> Option<TileShape> {
+                Some(TileShape {
+                    ggml_type: self.0,
+                    height: L::ROWS,
+                    plus_128: L::PLUS_128,
+                })
+            }
+        }
+        self.run(Shape(ggml_type))
     }
 }

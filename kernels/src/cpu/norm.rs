@@ -2,6 +2,7 @@
 
 use super::error::{KernelError, check_len};
 use super::isa::Isa;
+use super::lanes::{Kernel, LANES, Lanes, Line, exp};
 
 /// `out = x / rms(x) * weight` for each row of `weight.len()` elements.
 ///
@@ -16,16 +17,12 @@ pub fn rms_norm(
 ) -> Result<(), KernelError> {
     check_rows("rms_norm input", x.len(), weight.len())?;
     check_len("rms_norm output", out.len(), x.len())?;
-    let _ = isa;
-    for (x, out) in x
-        .chunks_exact(weight.len())
-        .zip(out.chunks_exact_mut(weight.len()))
-    {
-        let scale = inverse_rms(x, eps);
-        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-            *out = x * scale * w;
-        }
-    }
+    out.copy_from_slice(x);
+    isa.run(RmsNorm {
+        x: out,
+        weight,
+        eps,
+    });
     Ok(())
 }
 
@@ -35,13 +32,7 @@ pub fn rms_norm(
 /// A length of `x` that is not whole heads.
 pub fn qk_norm(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), KernelError> {
     check_rows("qk_norm heads", x.len(), weight.len())?;
-    let _ = isa;
-    for head in x.chunks_exact_mut(weight.len()) {
-        let scale = inverse_rms(head, eps);
-        for (x, w) in head.iter_mut().zip(weight) {
-            *x = *x * scale * w;
-        }
-    }
+    isa.run(RmsNorm { x, weight, eps });
     Ok(())
 }
 
@@ -51,10 +42,7 @@ pub fn qk_norm(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), 
 /// Lengths that differ.
 pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
     check_len("silu_mul up", up.len(), gate.len())?;
-    let _ = isa;
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1.0 + (-*gate).exp()) * up;
-    }
+    isa.run(SiluMul { gate, up });
     Ok(())
 }
 
@@ -64,10 +52,7 @@ pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) -> Result<(), KernelErro
 /// Lengths that differ.
 pub fn add(isa: Isa, x: &mut [f32], y: &[f32]) -> Result<(), KernelError> {
     check_len("add right side", y.len(), x.len())?;
-    let _ = isa;
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
+    isa.run(Add { x, y });
     Ok(())
 }
 
@@ -109,42 +94,115 @@ fn check_rows(buffer: &'static str, found: usize, width: usize) -> Result<(), Ke
     Ok(())
 }
 
-fn inverse_rms(x: &[f32], eps: f32) -> f32 {
-    let sum: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    (1.0 / (sum / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+struct RmsNorm<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
 
-    #[test]
-    fn argmax_takes_the_first_of_equals_and_never_nan() {
-        assert_eq!(argmax(&[f32::NAN, 1.0, 3.0, 3.0, f32::NAN]), Some(2));
-        assert_eq!(argmax(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), Some(0));
-        assert_eq!(argmax(&[f32::NAN]), None);
-        assert_eq!(argmax(&[]), None);
+    fn scalar(self) {
+        for row in self.x.chunks_exact_mut(self.weight.len()) {
+            let sum: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let scale = 1.0 / (sum / row.len() as f64 + f64::from(self.eps)).sqrt();
+            for (x, w) in row.iter_mut().zip(self.weight) {
+                *x = *x * scale as f32 * w;
+            }
+        }
     }
 
-    #[test]
-    fn softmax_sums_to_one_and_survives_large_and_masked_logits() {
-        let mut x = [1000.0, f32::NEG_INFINITY, 999.0];
-        softmax(&mut x);
-        assert!((x.iter().sum::<f32>() - 1.0).abs() < 1e-6);
-        assert_eq!(x[1], 0.0);
-        let mut masked = [f32::NEG_INFINITY; 3];
-        softmax(&mut masked);
-        assert_eq!(masked, [0.0; 3]);
-    }
-
-    #[test]
-    fn a_row_that_does_not_fit_the_weight_is_refused() {
-        for isa in Isa::available() {
-            assert!(rms_norm(isa, &[1.0; 5], &[1.0; 2], 1e-5, &mut [0.0; 5]).is_err());
-            assert!(rms_norm(isa, &[1.0; 4], &[], 1e-5, &mut [0.0; 4]).is_err());
-            assert!(rms_norm(isa, &[1.0; 4], &[1.0; 2], 1e-5, &mut [0.0; 3]).is_err());
-            assert!(silu_mul(isa, &mut [1.0; 4], &[1.0; 3]).is_err());
-            assert!(add(isa, &mut [1.0; 4], &[1.0; 3]).is_err());
+    /// Squares are summed in lanes, ascending, then across the lanes.
+    #[inline(always)]
+    fn simd<L: Lanes>(self, l: L) {
+        let width = self.weight.len();
+        let (weights, weight_tail) = self.weight.as_chunks::<LANES>();
+        let weight_tail = padded(weight_tail);
+        for row in self.x.chunks_exact_mut(width) {
+            let (lines, tail) = row.as_chunks_mut::<LANES>();
+            let mut squares = l.splat(0.0);
+            for line in lines.iter() {
+                let x = l.load(line);
+                squares = l.mul_add(x, x, squares);
+            }
+            let mut last = padded(tail);
+            let x = l.load(&last);
+            let mean = l.sum(l.mul_add(x, x, squares)) / width as f32;
+            let scale = l.splat(1.0 / (mean + self.eps).sqrt());
+            for (line, weight) in lines.iter_mut().zip(weights) {
+                l.store(l.mul(l.mul(l.load(line), scale), l.load(weight)), line);
+            }
+            l.store(l.mul(l.mul(x, scale), l.load(&weight_tail)), &mut last);
+            tail.copy_from_slice(&last[..tail.len()]);
         }
     }
 }
+
+struct SiluMul<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Kernel for SiluMul<'_> {
+    type Output = ();
+
+    fn scalar(self) {
+        for (gate, up) in self.gate.iter_mut().zip(self.up) {
+            *gate = *gate / (1.0 + (-*gate).exp()) * up;
+        }
+    }
+
+    #[inline(always)]
+    fn simd<L: Lanes>(self, l: L) {
+        let (lines, tail) = self.gate.as_chunks_mut::<LANES>();
+        let (ups, up_tail) = self.up.as_chunks::<LANES>();
+        for (line, up) in lines.iter_mut().zip(ups) {
+            let x = silu(l, l.load(line));
+            l.store(l.mul(x, l.load(up)), line);
+        }
+        let mut last = padded(tail);
+        let x = silu(l, l.load(&last));
+        l.store(l.mul(x, l.load(&padded(up_tail))), &mut last);
+        tail.copy_from_slice(&last[..tail.len()]);
+    }
+}
+
+#[inline(always)]
+fn silu<L: Lanes>(l: L, x: L::F) -> L::F {
+    let zero = l.splat(0.0);
+    l.div(x, l.add(l.splat(1.0), exp(l, l.sub(zero, x))))
+}
+
+struct Add<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn scalar(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += y;
+        }
+    }
+
+    #[inline(always)]
+    fn simd<L: Lanes>(self, _: L) {
+        // Element by element: the compiler uses the instruction set's vectors by itself.
+        self.scalar();
+    }
+}
+
+/// The last elements of a row, filled up with zeros.
+#[inline(always)]
+fn padded(tail: &[f32]) -> Line {
+    let mut line = [0.0; LANES];
+    line[..tail.len()].copy_from_slice(tail);
+    line
+}
+
+#[cfg(test)]
+mod tests;

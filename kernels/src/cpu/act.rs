@@ -1,0 +1,127 @@
+//! Activations in 8 bits, for products with quantized weights: 32 columns share a scale.
+//!
+//! Rounding to 1/127 of the largest of 32 is what llama.cpp's CPU path does too (its `q8_1`).
+
+use super::lanes::{Kernel, Lanes, Line};
+
+/// Columns of a block.
+pub(crate) const ACT_LEN: usize = 32;
+
+/// 32 activations `d * q`.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub(crate) struct Act {
+    pub(crate) q: [i8; ACT_LEN],
+    pub(crate) d: f32,
+    /// `d` times the sum of `q`: what a weight block's minimum is multiplied by.
+    pub(crate) d_sum: f32,
+    /// The sum of `q`.
+    pub(crate) sum: i32,
+}
+
+impl Act {
+    /// Four activations, as a vector instruction takes them.
+    #[inline(always)]
+    pub(crate) fn word(&self, index: usize) -> i32 {
+        let word = self.q.as_chunks::<4>().0[index];
+        i32::from_le_bytes(word.map(i8::cast_unsigned))
+    }
+}
+
+/// Quantizes rows of whole blocks. A block with an infinity or NaN gets a NaN scale.
+pub(crate) struct Quantize<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [Act],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    fn scalar(self) {
+        for (x, out) in self.x.as_chunks::<ACT_LEN>().0.iter().zip(self.out) {
+            let max = x.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+            let poison: f32 = x.iter().map(|x| x * 0.0).sum();
+            let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
+            let q = x.map(|x| (x * inverse).round_ties_even() as i8);
+            *out = scaled(q, max / 127.0 + poison);
+        }
+    }
+
+    #[inline(always)]
+    fn simd<L: Lanes>(self, l: L) {
+        let zero = l.splat(0.0);
+        for (x, out) in self.x.as_chunks::<ACT_LEN>().0.iter().zip(self.out) {
+            let lines: &[Line] = x.as_chunks().0;
+            let (a, b) = (l.load(&lines[0]), l.load(&lines[1]));
+            let largest = l.max(l.max(a, l.sub(zero, a)), l.max(b, l.sub(zero, b)));
+            let max = l.max_lane(largest);
+            let poison = l.sum(l.mul_add(b, zero, l.mul(a, zero)));
+            let inverse = l.splat(if max > 0.0 { 127.0 / max } else { 0.0 });
+            let mut q = [0; ACT_LEN];
+            let (low, high) = q.split_at_mut(16);
+            l.store_i8(l.mul(a, inverse), low.first_chunk_mut().expect("16 of 32"));
+            l.store_i8(l.mul(b, inverse), high.first_chunk_mut().expect("16 of 32"));
+            *out = scaled(q, max / 127.0 + poison);
+        }
+    }
+}
+
+#[inline(always)]
+fn scaled(q: [i8; ACT_LEN], d: f32) -> Act {
+    let mut sum = 0;
+    for q in q {
+        sum += i32::from(q);
+    }
+    Act {
+        q,
+        d,
+        d_sum: d * sum as f32,
+        sum,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use bytemuck::Zeroable;
+    use proptest::prelude::*;
+
+    fn quantize(isa: Isa, x: &[f32]) -> Vec<Act> {
+        let mut out = vec![Act::zeroed(); x.len() / ACT_LEN];
+        isa.run(Quantize { x, out: &mut out });
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn every_path_rounds_to_the_nearest_step(
+            x in prop::collection::vec(-9.0_f32..9.0, 96), exponent in -30..30,
+        ) {
+            let x: Vec<f32> = x.iter().map(|x| x * 2.0_f32.powi(exponent)).collect();
+            let scalar = quantize(Isa::Scalar, &x);
+            for isa in Isa::available() {
+                prop_assert_eq!(&quantize(isa, &x), &scalar);
+            }
+            for (act, x) in scalar.iter().zip(x.chunks(ACT_LEN)) {
+                for (q, x) in act.q.iter().zip(x) {
+                    prop_assert!((f32::from(*q) * act.d - x).abs() <= act.d * 0.5001);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zero_and_what_is_no_number_poisons_its_block_only() {
+        for isa in Isa::available() {
+            let mut x = [0.0; 96];
+            assert_eq!(quantize(isa, &x), [Act::zeroed(); 3]);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                x[40] = bad;
+                let acts = quantize(isa, &x);
+                assert!(acts[1].d.is_nan(), "{isa:?} {bad}");
+                assert_eq!((acts[0], acts[2]), (Act::zeroed(), Act::zeroed()));
+            }
+        }
+    }
+}

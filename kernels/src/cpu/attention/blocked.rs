@@ -1,0 +1,350 @@
+//! Attention on vectors: blocks of 64 keys, aligned to absolute positions, with running maxima.
+//!
+//! Per block and KV head, keys and values are widened to 32 bits once for all queries of the
+//! task; keys are transposed, so that a vector holds one dimension of 16 keys. Then, for a few
+//! queries at a time: scores, the new maximum, weights `exp(score - max)`, and the weighted
+//! values on top of the rescaled sums so far.
+//!
+//! The order of every sum is fixed by the position alone: scores ascend the dimensions, weighted
+//! values ascend the positions, sums of weights go by lane and ascend the blocks. A key past a
+//! query's own position is never added, not even with weight zero, so a later token cannot reach
+//! an earlier one through an infinity either.
+//!
+//! Source: the running maximum is that of FlashAttention (Dao et al. 2022); the code is our own.
+
+use rootstock_memory::KvSide;
+
+use super::TaskKernel;
+use crate::cpu::kv::{Elements, KvPlace};
+use crate::cpu::lanes::{LANES, Lanes, Line, exp};
+
+/// Keys of a block.
+const BLOCK: usize = 64;
+
+/// Vectors of keys in a block.
+const BLOCK_LINES: usize = BLOCK / LANES;
+
+/// Queries that share the registers.
+const QUERIES: usize = 6;
+
+/// The buffers of one thread.
+#[derive(Default)]
+pub(crate) struct Workspace {
+    /// `[16 keys][head_dim]`, a line holding one dimension of 16 keys.
+    keys: Vec<Line>,
+    /// `[key][head_dim / 16]`.
+    values: Vec<Line>,
+    /// `[query][head_dim]`, scaled.
+    q: Vec<f32>,
+    /// `[query]`.
+    states: Vec<State>,
+}
+
+/// A query's running maximum and, by lane, sum of weights.
+#[derive(Clone, Copy)]
+struct State {
+    max: f32,
+    sums: Line,
+}
+
+/// The part of a task that one block takes.
+#[derive(Clone, Copy)]
+struct Block {
+    /// First position.
+    start: u32,
+    /// Keys that the last query of the task attends to.
+    keys: usize,
+}
+
+impl TaskKernel<'_> {
+    #[inline(always)]
+    pub(super) fn blocked<L: Lanes>(mut self, l: L) {
+        let queries = self.queries();
+        self.begin(l);
+        let end = self.position(queries - 1) + 1;
+        for start in (0..end).step_by(BLOCK) {
+            let block = Block {
+                start,
+                keys: ((end - start) as usize).min(BLOCK),
+            };
+            self.widen(l, block);
+            let mut query = 0;
+            while query < queries {
+                let left = queries - query;
+                let attends = self.position(query) >= start;
+                let step = match left {
+                    _ if !attends => 1,
+                    QUERIES.. => QUERIES,
+                    _ => left,
+                };
+                match step {
+                    _ if !attends => {}
+                    6 => self.queries_block::<L, 6>(l, block, query),
+                    5 => self.queries_block::<L, 5>(l, block, query),
+                    4 => self.queries_block::<L, 4>(l, block, query),
+                    3 => self.queries_block::<L, 3>(l, block, query),
+                    2 => self.queries_block::<L, 2>(l, block, query),
+                    _ => self.queries_block::<L, 1>(l, block, query),
+                }
+                query += step;
+            }
+        }
+        self.finish(l);
+    }
+
+    /// Sizes the buffers, scales the queries, clears sums and output.
+    #[inline(always)]
+    fn begin<L: Lanes>(&mut self, l: L) {
+        let (queries, head_dim) = (self.queries(), self.head_dim());
+        self.workspace
+            .keys
+            .resize(BLOCK_LINES * head_dim, [0.0; LANES]);
+        self.workspace
+            .values
+            .resize(BLOCK * head_dim / LANES, [0.0; LANES]);
+        self.workspace.q.resize(queries * head_dim, 0.0);
+        self.workspace.states.clear();
+        let fresh = State {
+            max: f32::NEG_INFINITY,
+            sums: [0.0; LANES],
+        };
+        self.workspace.states.resize(queries, fresh);
+        let scale = l.splat(self.args.scale);
+        for query in 0..queries {
+            let at = self.query_offset(query);
+            let from = self.args.q[at..at + head_dim].as_chunks::<LANES>().0;
+            let to = &mut self.workspace.q[query * head_dim..][..head_dim];
+            for (from, to) in from.iter().zip(to.as_chunks_mut::<LANES>().0) {
+                l.store(l.mul(l.load(from), scale), to);
+            }
+            self.output(query).fill(0.0);
+        }
+    }
+
+    /// Divides by the sums of weights.
+    #[inline(always)]
+    fn finish<L: Lanes>(&mut self, l: L) {
+        for query in 0..self.queries() {
+            let sum = l.sum(l.load(&self.workspace.states[query].sums));
+            let factor = l.splat(1.0 / sum);
+            for line in self.output(query).as_chunks_mut::<LANES>().0 {
+                l.store(l.mul(l.load(line), factor), line);
+            }
+        }
+    }
+
+    /// The output of one query.
+    #[expect(clippy::mut_from_ref, reason = "as in SharedOut::part")]
+    #[inline(always)]
+    fn output(&self, query: usize) -> &mut [f32] {
+        let at = self.query_offset(query);
+        // SAFETY: the output of a token's heads belongs to this task, which uses one at a time.
+        unsafe { self.out.part(at..at + self.head_dim()) }
+    }
+
+    /// Fills the workspace with a block's keys, transposed, and values.
+    #[inline(always)]
+    fn widen<L: Lanes>(&mut self, l: L, block: Block) {
+        match self.args.kv.elements() {
+            Elements::F32(all) => self.widen_from(l, block, F32(all)),
+            Elements::F16(all) => self.widen_from(l, block, F16(all)),
+            Elements::Bf16(all) => self.widen_from(l, block, Bf16(all)),
+        }
+    }
+
+    #[inline(always)]
+    fn widen_from<L: Lanes, S: Source>(&mut self, l: L, block: Block, source: S) {
+        let head_dim = self.head_dim();
+        let head_lines = head_dim / LANES;
+        for first in (0..block.keys).step_by(LANES) {
+            let count = LANES.min(block.keys - first);
+            let mut offsets = [0; LANES];
+            for (key, offset) in (first..first + count).zip(&mut offsets) {
+                let position = block.start + key as u32;
+                *offset = self.place(position, KvSide::K);
+                let from = self.place(position, KvSide::V);
+                let to = &mut self.workspace.values[key * head_lines..][..head_lines];
+                for (index, to) in to.iter_mut().enumerate() {
+                    l.store(source.load(l, from + index * LANES), to);
+                }
+            }
+            let keys = &mut self.workspace.keys[first / LANES * head_dim..][..head_dim];
+            for (index, out) in keys.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                let mut square = [[0.0; LANES]; LANES];
+                for (offset, row) in offsets[..count].iter().zip(&mut square) {
+                    l.store(source.load(l, offset + index * LANES), row);
+                }
+                l.transpose(&square, out);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn place(&self, position: u32, side: KvSide) -> usize {
+        let head = self.task.kv_head;
+        let place = KvPlace {
+            position,
+            layer: self.args.layer,
+            side,
+            head,
+        };
+        self.args.kv.offset(self.row(), place)
+    }
+
+    /// One block for `MB` queries, all of which attend to its first key.
+    #[inline(always)]
+    fn queries_block<L: Lanes, const MB: usize>(&mut self, l: L, block: Block, query: usize) {
+        let mut limits = [0; MB];
+        for (i, limit) in limits.iter_mut().enumerate() {
+            let keys = self.position(query + i) - block.start + 1;
+            *limit = (keys as usize).min(BLOCK);
+        }
+        let mut weights = [[0.0; BLOCK]; MB];
+        self.scores::<L, MB>(l, query, limits, &mut weights);
+        let mut keeps = [l.splat(0.0); MB];
+        let states = &mut self.workspace.states[query..query + MB];
+        for i in 0..MB {
+            keeps[i] = soften(l, &mut states[i], limits[i], &mut weights[i]);
+        }
+        self.weigh::<L, MB>(l, query, limits, (&weights, &keeps));
+    }
+
+    /// Scores of the keys, 16 at a time; past a query's limit they mean nothing.
+    #[inline(always)]
+    fn scores<L: Lanes, const MB: usize>(
+        &self,
+        l: L,
+        query: usize,
+        limits: [usize; MB],
+        scores: &mut [[f32; BLOCK]; MB],
+    ) {
+        let head_dim = self.head_dim();
+        let mut q: [&[f32]; MB] = [&[]; MB];
+        for (i, q) in q.iter_mut().enumerate() {
+            *q = &self.workspace.q[(query + i) * head_dim..][..head_dim];
+        }
+        let lines = limits[MB - 1].div_ceil(LANES);
+        for line in 0..lines {
+            let keys = &self.workspace.keys[line * head_dim..][..head_dim];
+            let mut sums = [l.splat(0.0); MB];
+            for (dim, key) in keys.iter().enumerate() {
+                let key = l.load(key);
+                for i in 0..MB {
+                    sums[i] = l.mul_add(l.splat(q[i][dim]), key, sums[i]);
+                }
+            }
+            for i in 0..MB {
+                l.store(sums[i], &mut scores[i].as_chunks_mut().0[line]);
+            }
+        }
+    }
+
+    /// Adds the weighted values to the rescaled output.
+    #[inline(always)]
+    fn weigh<L: Lanes, const MB: usize>(
+        &self,
+        l: L,
+        query: usize,
+        limits: [usize; MB],
+        (weights, keeps): (&[[f32; BLOCK]; MB], &[L::F; MB]),
+    ) {
+        let head_lines = self.head_dim() / LANES;
+        // Limits ascend with the queries.
+        let common = limits[0].min(BLOCK);
+        for line in 0..head_lines {
+            let mut sums = *keeps;
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let so_far = &self.output(query + i).as_chunks::<LANES>().0[line];
+                *sums = l.mul(l.load(so_far), *sums);
+            }
+            let values = &self.workspace.values[line..];
+            for (key, value) in values.iter().step_by(head_lines).take(common).enumerate() {
+                let value = l.load(value);
+                for i in 0..MB {
+                    sums[i] = l.mul_add(l.splat(weights[i][key]), value, sums[i]);
+                }
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for key in common..limits[i] {
+                    let value = l.load(&values[key * head_lines]);
+                    *sums = l.mul_add(l.splat(weights[i][key]), value, *sums);
+                }
+                l.store(
+                    *sums,
+                    &mut self.output(query + i).as_chunks_mut::<LANES>().0[line],
+                );
+            }
+        }
+    }
+}
+
+/// Turns a query's scores into weights; returns the factor on what was summed before.
+#[inline(always)]
+fn soften<L: Lanes>(l: L, state: &mut State, limit: usize, scores: &mut [f32; BLOCK]) -> L::F {
+    let lines = &mut scores.as_chunks_mut::<LANES>().0[..limit.div_ceil(LANES)];
+    let lowest = l.splat(f32::NEG_INFINITY);
+    let mut max = lowest;
+    for (index, line) in lines.iter().enumerate() {
+        max = l.max(
+            max,
+            l.keep_first(limit - index * LANES, l.load(line), lowest),
+        );
+    }
+    let max = state.max.max(l.max_lane(max));
+    let keep = exp(l, l.splat(state.max - max));
+    let mut sums = l.mul(l.load(&state.sums), keep);
+    for (index, line) in lines.iter_mut().enumerate() {
+        let weight = exp(l, l.sub(l.load(line), l.splat(max)));
+        let weight = l.keep_first(limit - index * LANES, weight, l.splat(0.0));
+        sums = l.add(sums, weight);
+        l.store(weight, line);
+    }
+    state.max = max;
+    l.store(sums, &mut state.sums);
+    keep
+}
+
+/// Reads 16 elements of the arena as 32-bit floats.
+trait Source: Copy {
+    fn load<L: Lanes>(self, l: L, at: usize) -> L::F;
+}
+
+#[derive(Clone, Copy)]
+struct F32<'a>(&'a [f32]);
+#[derive(Clone, Copy)]
+struct F16<'a>(&'a [u16]);
+#[derive(Clone, Copy)]
+struct Bf16<'a>(&'a [u16]);
+
+impl Source for F32<'_> {
+    #[inline(always)]
+    fn load<L: Lanes>(self, l: L, at: usize) -> L::F {
+        l.load(
+            self.0[at..]
+                .first_chunk()
+                .expect("whole heads in the arena"),
+        )
+    }
+}
+
+impl Source for F16<'_> {
+    #[inline(always)]
+    fn load<L: Lanes>(self, l: L, at: usize) -> L::F {
+        l.load_f16(
+            self.0[at..]
+                .first_chunk()
+                .expect("whole heads in the arena"),
+        )
+    }
+}
+
+impl Source for Bf16<'_> {
+    #[inline(always)]
+    fn load<L: Lanes>(self, l: L, at: usize) -> L::F {
+        l.load_bf16(
+            self.0[at..]
+                .first_chunk()
+                .expect("whole heads in the arena"),
+        )
+    }
+}
