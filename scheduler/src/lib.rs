@@ -22,6 +22,7 @@ mod queue;
 mod request;
 mod scheduler;
 mod settle;
+mod shutdown;
 mod stats;
 mod step;
 
