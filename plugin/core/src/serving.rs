@@ -35,11 +35,13 @@ pub struct ServingCore {
     cache: PrefixCache,
     schedulers: Vec<Scheduler>,
     emits: Vec<Emit>,
+    /// Latest time seen.
+    latest: Nanos,
     journal: Option<Journal>,
 }
 
 /// Counters of all parts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct CoreStats {
     /// Of the cache.
     pub cache: CacheStats,
@@ -67,6 +69,7 @@ impl ServingCore {
             cache,
             schedulers,
             emits: Vec::new(),
+            latest: 0,
             journal: None,
         })
     }
@@ -92,7 +95,7 @@ impl ServingCore {
     /// # Errors
     /// The bound on namespaces is reached and none can be forgotten.
     pub fn namespace(&mut self, key: &NamespaceKey) -> Result<NamespaceId, CacheError> {
-        self.record(|| Entry::Namespace(Cow::Borrowed(key)));
+        self.input(0, || Entry::Namespace(Cow::Borrowed(key)));
         self.cache.namespace(key)
     }
 
@@ -106,7 +109,7 @@ impl ServingCore {
     /// Hints above the configured ceiling are lowered to it. Exactly one `Emit::Final` follows an
     /// `Admitted` request, whatever happens; none follows the other answers.
     pub fn add(&mut self, mut request: NewRequest, now: Nanos) -> Admission {
-        self.record(|| Entry::Add(Cow::Borrowed(&request), now));
+        self.input(now, || Entry::Add(Cow::Borrowed(&request), now));
         let ceiling = &self.config.limits.ceiling;
         let hints = &mut request.hints;
         hints.priority = hints.priority.min(ceiling.priority);
@@ -118,7 +121,7 @@ impl ServingCore {
 
     /// Ends a request at its caller's wish. False when it is unknown or has already ended.
     pub fn abort(&mut self, request: RequestId, now: Nanos) -> bool {
-        self.record(|| Entry::Abort(request, now));
+        self.input(now, || Entry::Abort(request, now));
         let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
             return false;
         };
@@ -131,7 +134,7 @@ impl ServingCore {
     /// Ends a request as finished: the caller found a stop string. Its KV stays, as at any normal
     /// end. False when it is unknown or has already ended.
     pub fn finish(&mut self, request: RequestId, reason: FinishReason, now: Nanos) -> bool {
-        self.record(|| Entry::Finish(request, reason, now));
+        self.input(now, || Entry::Finish(request, reason, now));
         let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
             return false;
         };
@@ -144,7 +147,7 @@ impl ServingCore {
     /// The next step of a replica; None when there is nothing to compute now, when as many plans
     /// are out as may be, or when there is no such replica.
     pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
-        self.record(|| Entry::Schedule(replica, now));
+        self.input(now, || Entry::Schedule(replica, now));
         let scheduler = self.schedulers.get_mut(replica_index(replica));
         let plan = scheduler
             .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
@@ -157,7 +160,9 @@ impl ServingCore {
     /// Takes a step's output: what it computed becomes matchable, callers get their tokens.
     /// A step that is not out is ignored.
     pub fn complete(&mut self, replica: ReplicaId, step: StepId, output: &StepOutput, now: Nanos) {
-        self.record(|| Entry::Complete(replica, step, Cow::Borrowed(output), now));
+        self.input(now, || {
+            Entry::Complete(replica, step, Cow::Borrowed(output), now)
+        });
         if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
             scheduler.complete(&mut self.cache, step, output, now, &mut self.emits);
         }
@@ -166,7 +171,7 @@ impl ServingCore {
     /// Gives up a step that failed: its requests end as failed, their pages come back, nothing of
     /// them is matchable. A step that is not out is ignored.
     pub fn fail_step(&mut self, replica: ReplicaId, step: StepId, now: Nanos) {
-        self.record(|| Entry::FailStep(replica, step, now));
+        self.input(now, || Entry::FailStep(replica, step, now));
         if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
             scheduler.fail_step(&mut self.cache, step, now, &mut self.emits);
         }
@@ -174,19 +179,19 @@ impl ServingCore {
 
     /// Takes the acknowledgement of a copy.
     pub fn copy_done(&mut self, done: CopyDone, now: Nanos) {
-        self.record(|| Entry::CopyDone(done, now));
+        self.input(now, || Entry::CopyDone(done, now));
         self.cache.copy_done(done, now);
     }
 
     /// Lets time pass: expiries need no traffic to take effect.
     pub fn tick(&mut self, now: Nanos) {
-        self.record(|| Entry::Tick(now));
+        self.input(now, || Entry::Tick(now));
         self.cache.tick(now);
     }
 
     /// Carries out a verb on cached content.
     pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
-        self.record(|| Entry::Act(tenant, Cow::Borrowed(action), now));
+        self.input(now, || Entry::Act(tenant, Cow::Borrowed(action), now));
         self.cache.act(tenant, action, now)
     }
 
@@ -195,8 +200,21 @@ impl ServingCore {
     /// # Errors
     /// Something is leased, held or in transit.
     pub fn flush(&mut self, now: Nanos) -> Result<(), FlushRefused> {
-        self.record(|| Entry::Flush(now));
+        self.input(now, || Entry::Flush(now));
         self.cache.flush(now)
+    }
+
+    /// Ends every request as aborted and gives up every step that is out: for a drain that ran out
+    /// of time. Each live request gets its final event; results that still come are ignored.
+    pub fn end_all(&mut self, now: Nanos) {
+        self.input(now, || Entry::EndAll(now));
+        self.end_all_unrecorded(now);
+    }
+
+    fn end_all_unrecorded(&mut self, now: Nanos) {
+        for scheduler in &mut self.schedulers {
+            scheduler.end_all(&mut self.cache, now, &mut self.emits);
+        }
     }
 
     /// Moves all events so far to `out`, in order. Drain after each call that may emit: they are
@@ -233,6 +251,34 @@ impl ServingCore {
             .try_for_each(|scheduler| scheduler.check(&self.cache))
     }
 
+    /// Recounts everything, and when no request is live also the idle law: nothing is leased, held
+    /// or in transit. For a server to call when it has gone idle; a breach is to be reported, not
+    /// to be died of.
+    ///
+    /// # Errors
+    /// The first thing that does not add up.
+    pub fn check_idle(&self) -> Result<(), Corruption> {
+        self.check()?;
+        if !self.is_idle() {
+            return Ok(());
+        }
+        let stats = self.cache.stats();
+        let busy = stats
+            .tiers
+            .iter()
+            .find(|tier| tier.leased + tier.held + tier.in_transit > 0);
+        if let Some(busy) = busy {
+            let detail = format!("no request is live, yet pages are in use: {busy:?}");
+            return Err(Corruption::new("serving core", detail));
+        }
+        Ok(())
+    }
+
+    /// True when no request is live, waiting ones included.
+    pub fn is_idle(&self) -> bool {
+        self.schedulers.iter().all(Scheduler::is_idle)
+    }
+
     /// The replica with the least work in front of this request: tokens it would have to compute
     /// there, and requests that are there already. The lowest id wins a tie.
     fn choose_replica(&self, request: &NewRequest) -> usize {
@@ -256,9 +302,20 @@ impl ServingCore {
             .unwrap_or(0)
     }
 
-    fn record<'a>(&mut self, entry: impl FnOnce() -> Entry<'a>) {
+    /// Records an input in front of its effect.
+    fn input<'a>(&mut self, now: Nanos, entry: impl FnOnce() -> Entry<'a>) {
+        self.latest = self.latest.max(now);
         if let Some(journal) = &mut self.journal {
             journal.record(&entry());
+        }
+    }
+}
+
+impl Drop for ServingCore {
+    /// Gives everything back, so that dropping a core with requests running is in order.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.end_all_unrecorded(self.latest);
         }
     }
 }

@@ -2,8 +2,8 @@
 //! captured from released SDKs.
 
 use rootstock::hints::{
-    Ceiling, Compat, NOTES_MAX, ParsedHints, SALT_BYTES_MAX, SessionSource, TTL_CAP_S,
-    WHOLE_PROMPT, parse, parse_as,
+    Ceiling, Compat, NOTES_MAX, ParsedHints, SALT_BYTES_MAX, TTL_CAP_S, WHOLE_PROMPT, parse,
+    parse_as,
 };
 use rootstock::radix::{ContextKind, Ttl};
 use serde_json::{Value, json};
@@ -16,22 +16,26 @@ fn agent_hints(hints: Value) -> ParsedHints {
     nvext(json!({ "agent_hints": hints }))
 }
 
-fn headers(headers: &[(&str, &str)]) -> ParsedHints {
-    parse(&Value::Null, &json!({}), headers)
-}
-
 fn ignored(parsed: &ParsedHints) -> Vec<&str> {
     parsed.hints.ignored.iter().map(String::as_str).collect()
 }
 
 #[test]
 fn priorities_of_the_full_range_are_taken_as_they_are() {
-    for (priority, jump_s) in
-        [(10, 10.0), (0, 0.0), (-5, 0.0), (i32::MAX, 2_147_483_647.0), (i32::MIN, 0.0)]
-    {
+    for (priority, jump_s) in [
+        (10, 10.0),
+        (0, 0.0),
+        (-5, 0.0),
+        (i32::MAX, 2_147_483_647.0),
+        (i32::MIN, 0.0),
+    ] {
         let parsed = agent_hints(json!({ "priority": priority }));
         assert_eq!(parsed.hints.priority, priority);
-        assert_eq!(parsed.hints.jump_s.to_bits(), f64::to_bits(jump_s), "{priority}");
+        assert_eq!(
+            parsed.hints.jump_s.to_bits(),
+            f64::to_bits(jump_s),
+            "{priority}"
+        );
         assert!(ignored(&parsed).is_empty());
     }
 }
@@ -60,7 +64,11 @@ fn priorities_of_another_type_are_noted_and_otherwise_absent() {
 #[test]
 fn output_lengths_are_counts() {
     assert_eq!(agent_hints(json!({"osl": 512})).hints.osl, Some(512));
-    for (value, shown) in [(json!("LOW"), "\"LOW\""), (json!(-1), "-1"), (json!(0.5), "0.5")] {
+    for (value, shown) in [
+        (json!("LOW"), "\"LOW\""),
+        (json!(-1), "-1"),
+        (json!(0.5), "0.5"),
+    ] {
         let parsed = agent_hints(json!({ "osl": value }));
         assert_eq!(parsed.hints.osl, None);
         let note = format!("agent_hints.osl: expected an integer >= 0, got {shown}");
@@ -71,20 +79,41 @@ fn output_lengths_are_counts() {
 #[test]
 fn the_jump_is_latency_sensitivity_else_priority_and_never_negative() {
     let jump_s = |compat, hints: Value| {
-        parse_as(compat, &json!({ "agent_hints": hints }), &json!({}), &[]).hints.jump_s
+        parse_as(compat, &json!({ "agent_hints": hints }), &json!({}), &[])
+            .hints
+            .jump_s
     };
     for (hints, ours, dynamo) in [
         (json!({"latency_sensitivity": 2.5}), 2.5, 2.5),
         (json!({"priority": 7}), 7.0, 7.0),
         (json!({"latency_sensitivity": 2.5, "priority": 7}), 2.5, 7.0),
         (json!({"latency_sensitivity": 2, "priority": -7}), 2.0, 0.0),
-        (json!({"latency_sensitivity": -2.5, "priority": 7}), 0.0, 7.0),
-        (json!({"latency_sensitivity": "now", "priority": 7}), 7.0, 7.0),
-        (json!({"latency_sensitivity": null, "priority": 7}), 7.0, 7.0),
+        (
+            json!({"latency_sensitivity": -2.5, "priority": 7}),
+            0.0,
+            7.0,
+        ),
+        (
+            json!({"latency_sensitivity": "now", "priority": 7}),
+            7.0,
+            7.0,
+        ),
+        (
+            json!({"latency_sensitivity": null, "priority": 7}),
+            7.0,
+            7.0,
+        ),
         (json!({}), 0.0, 0.0),
     ] {
-        let found = [jump_s(Compat::Rootstock, hints.clone()), jump_s(Compat::Dynamo16, hints.clone())];
-        assert_eq!(found.map(f64::to_bits), [ours, dynamo].map(f64::to_bits), "{hints}");
+        let found = [
+            jump_s(Compat::Rootstock, hints.clone()),
+            jump_s(Compat::Dynamo16, hints.clone()),
+        ];
+        assert_eq!(
+            found.map(f64::to_bits),
+            [ours, dynamo].map(f64::to_bits),
+            "{hints}"
+        );
     }
     // Priority alone orders preemption and eviction, whatever the jump was made of.
     let parsed = agent_hints(json!({"latency_sensitivity": 2.5, "priority": 7}));
@@ -101,9 +130,16 @@ fn every_hint_of_every_release_is_read() {
     let hints = &parsed.hints;
     assert!(hints.ignored.is_empty(), "{:?}", hints.ignored);
     assert_eq!((hints.priority, hints.strict, hints.osl), (3, 4, Some(64)));
-    assert_eq!((hints.iat_ms, hints.reuses, hints.speculate), (Some(250), Some(10), true));
+    assert_eq!(
+        (hints.iat_ms, hints.reuses, hints.speculate),
+        (Some(250), Some(10), true)
+    );
     assert_eq!(hints.context, Some(ContextKind::ToolOutput));
-    assert_eq!(hints.program.as_deref(), Some("p1"), "program_id goes before prefix_id");
+    assert_eq!(
+        hints.program.as_deref(),
+        Some("p1"),
+        "program_id goes before prefix_id"
+    );
 }
 
 #[test]
@@ -127,7 +163,10 @@ fn unknown_fields_and_wrong_objects_are_noted_by_path() {
             "turbo: unknown field",
         ]
     );
-    assert_eq!(ignored(&nvext(json!("x"))), ["nvext: expected an object, got \"x\""]);
+    assert_eq!(
+        ignored(&nvext(json!("x"))),
+        ["nvext: expected an object, got \"x\""]
+    );
     assert_eq!(
         ignored(&agent_hints(json!(7))),
         ["agent_hints: expected an object, got 7"]
@@ -148,22 +187,52 @@ fn a_hostile_body_leaves_bounded_notes() {
 #[test]
 fn cache_control_pins_the_whole_prompt_for_its_ttl() {
     let pins = |control: Value| nvext(json!({ "cache_control": control })).hints.pins;
-    let pin = |seconds| vec![(WHOLE_PROMPT, Ttl { seconds, clamped: false })];
-    assert_eq!(pins(json!({"type": "ephemeral"})), pin(300), "absent is 5 minutes");
+    let pin = |seconds| {
+        vec![(
+            WHOLE_PROMPT,
+            Ttl {
+                seconds,
+                clamped: false,
+            },
+        )]
+    };
+    assert_eq!(
+        pins(json!({"type": "ephemeral"})),
+        pin(300),
+        "absent is 5 minutes"
+    );
     assert_eq!(pins(json!({})), pin(300));
-    for (ttl, seconds) in
-        [(json!("5m"), 300), (json!("1h"), 3600), (json!("90s"), 90), (json!("3s"), 3), (json!(300), 300)]
-    {
-        assert_eq!(pins(json!({"type": "ephemeral", "ttl": ttl})), pin(seconds), "{ttl}");
+    for (ttl, seconds) in [
+        (json!("5m"), 300),
+        (json!("1h"), 3600),
+        (json!("90s"), 90),
+        (json!("3s"), 3),
+        (json!(300), 300),
+    ] {
+        assert_eq!(
+            pins(json!({"type": "ephemeral", "ttl": ttl})),
+            pin(seconds),
+            "{ttl}"
+        );
     }
-    assert!(pins(json!({"type": "ephemeral", "ttl": "0s"})).is_empty(), "no pin asked for");
+    assert!(
+        pins(json!({"type": "ephemeral", "ttl": "0s"})).is_empty(),
+        "no pin asked for"
+    );
     assert!(pins(Value::Null).is_empty());
 }
 
 #[test]
 fn a_ttl_that_cannot_be_read_sets_no_pin_and_is_noted() {
-    for ttl in [json!("1hr"), json!(""), json!("-5m"), json!("5M"), json!(-5), json!(1.5), json!(true)]
-    {
+    for ttl in [
+        json!("1hr"),
+        json!(""),
+        json!("-5m"),
+        json!("5M"),
+        json!(-5),
+        json!(1.5),
+        json!(true),
+    ] {
         let parsed = nvext(json!({"cache_control": {"type": "ephemeral", "ttl": ttl}}));
         assert!(parsed.hints.pins.is_empty(), "{ttl}");
         assert_eq!(parsed.hints.ignored.len(), 1, "{ttl}");
@@ -179,11 +248,21 @@ fn a_ttl_that_cannot_be_read_sets_no_pin_and_is_noted() {
 
 #[test]
 fn a_ttl_above_the_cap_is_clamped_visibly() {
-    for ttl in [json!("99999999999h"), json!("99999999999999999999999"), json!(u64::MAX)] {
+    for ttl in [
+        json!("99999999999h"),
+        json!("99999999999999999999999"),
+        json!(u64::MAX),
+    ] {
         let parsed = nvext(json!({"cache_control": {"type": "ephemeral", "ttl": ttl}}));
-        let clamped = Ttl { seconds: TTL_CAP_S, clamped: true };
+        let clamped = Ttl {
+            seconds: TTL_CAP_S,
+            clamped: true,
+        };
         assert_eq!(parsed.hints.pins, [(WHOLE_PROMPT, clamped)]);
-        assert_eq!(ignored(&parsed), ["cache_control.ttl: above the cap, clamped to 86400 s"]);
+        assert_eq!(
+            ignored(&parsed),
+            ["cache_control.ttl: above the cap, clamped to 86400 s"]
+        );
     }
 }
 
@@ -202,27 +281,52 @@ fn a_header_beats_the_body_field_by_field_and_falls_back_when_malformed() {
     ]);
     assert_eq!((parsed.hints.priority, parsed.hints.strict), (-9, 2));
     let routing = &parsed.routing;
-    assert_eq!((routing.backend_instance_id, routing.decode_worker_id), (Some(77), Some(77)));
+    assert_eq!(
+        (routing.backend_instance_id, routing.decode_worker_id),
+        (Some(77), Some(77))
+    );
     assert_eq!((routing.dp_rank, routing.prefill_dp_rank), (Some(3), None));
     assert!(ignored(&parsed).is_empty());
 
     let parsed = read(&[("x-dynamo-request-priority", "urgent"), ("x-dp-rank", "-1")]);
-    assert_eq!((parsed.hints.priority, parsed.routing.dp_rank), (1, Some(7)));
+    assert_eq!(
+        (parsed.hints.priority, parsed.routing.dp_rank),
+        (1, Some(7))
+    );
     assert_eq!(parsed.hints.ignored.len(), 2);
     let parsed = read(&[("x-dynamo-request-priority", "  ")]);
-    assert_eq!((parsed.hints.priority, parsed.hints.ignored.len()), (1, 0), "blank is absent");
+    assert_eq!(
+        (parsed.hints.priority, parsed.hints.ignored.len()),
+        (1, 0),
+        "blank is absent"
+    );
 }
 
 #[test]
 fn the_salt_comes_from_tenant_header_then_nvext_then_the_top_level() {
-    let salt = |nvext: Value, top: Value, headers: &[(&str, &str)]| parse(&nvext, &top, headers).salt;
+    let salt =
+        |nvext: Value, top: Value, headers: &[(&str, &str)]| parse(&nvext, &top, headers).salt;
     let (inner, outer) = (json!({"cache_salt": "in"}), json!({"cache_salt": "out"}));
-    let tenant = [("x-tenant-id", "t0"), ("X-Tenant-Id", " t1 "), ("x-tenant-id", " ")];
-    assert_eq!(salt(inner.clone(), outer.clone(), &tenant).as_deref(), Some("t1"));
+    let tenant = [
+        ("x-tenant-id", "t0"),
+        ("X-Tenant-Id", " t1 "),
+        ("x-tenant-id", " "),
+    ];
+    assert_eq!(
+        salt(inner.clone(), outer.clone(), &tenant).as_deref(),
+        Some("t1")
+    );
     assert_eq!(salt(inner, outer.clone(), &[]).as_deref(), Some("in"));
-    assert_eq!(salt(json!({"cache_salt": ""}), outer.clone(), &[]).as_deref(), Some("out"));
+    assert_eq!(
+        salt(json!({"cache_salt": ""}), outer.clone(), &[]).as_deref(),
+        Some("out")
+    );
     assert_eq!(salt(Value::Null, outer, &[]).as_deref(), Some("out"));
-    assert_eq!(salt(Value::Null, json!({"cache_salt": ""}), &[]), None, "empty is absent");
+    assert_eq!(
+        salt(Value::Null, json!({"cache_salt": ""}), &[]),
+        None,
+        "empty is absent"
+    );
 }
 
 #[test]
@@ -231,9 +335,15 @@ fn isolation_survives_a_salt_that_is_malformed_or_long() {
     assert_eq!(parsed.salt.as_deref(), Some("7"));
     assert_eq!(parsed.hints.ignored.len(), 1);
     let long = |text: &str| nvext(json!({ "cache_salt": text })).salt.expect("a salt");
-    let (a, b) = (long(&"a".repeat(100_000)), long(&format!("{}b", "a".repeat(99_999))));
+    let (a, b) = (
+        long(&"a".repeat(100_000)),
+        long(&format!("{}b", "a".repeat(99_999))),
+    );
     assert!(a != b && a.len() <= SALT_BYTES_MAX && b.len() <= SALT_BYTES_MAX);
-    assert_eq!(long(&"a".repeat(SALT_BYTES_MAX)), "a".repeat(SALT_BYTES_MAX));
+    assert_eq!(
+        long(&"a".repeat(SALT_BYTES_MAX)),
+        "a".repeat(SALT_BYTES_MAX)
+    );
 }
 
 #[test]
@@ -242,7 +352,11 @@ fn an_operator_bounds_priorities_and_binds_the_salt() {
         "agent_hints": {"priority": i32::MAX, "strict_priority": 9}, "cache_salt": "victim"
     });
     let mut parsed = parse(&body, &json!({}), &[]);
-    parsed.restrict(&Ceiling { priority: 5, strict: 0, jump_s: 30.0 });
+    parsed.restrict(&Ceiling {
+        priority: 5,
+        strict: 0,
+        jump_s: 30.0,
+    });
     parsed.bind_salt("mine");
     assert_eq!((parsed.hints.priority, parsed.hints.strict), (5, 0));
     assert_eq!(parsed.hints.jump_s.to_bits(), 30.0_f64.to_bits());
@@ -251,96 +365,11 @@ fn an_operator_bounds_priorities_and_binds_the_salt() {
     let mut low = agent_hints(json!({"priority": -3}));
     low.restrict(&Ceiling::default());
     assert_eq!((low.hints.priority, low.hints.ignored.len()), (-3, 0));
-    low.restrict(&Ceiling { jump_s: f64::NAN, ..Ceiling::default() });
+    low.restrict(&Ceiling {
+        jump_s: f64::NAN,
+        ..Ceiling::default()
+    });
     assert!(low.hints.jump_s >= 0.0);
-}
-
-#[test]
-fn sessions_of_known_agents_are_found_in_their_headers() {
-    let cases: &[(&[(&str, &str)], Option<&str>, Option<&str>, SessionSource)] = &[
-        (&[("x-dynamo-session-id", "run-1"), ("x-dynamo-parent-session-id", "run-0")],
-            Some("run-1"), Some("run-0"), SessionSource::Dynamo),
-        (&[("X-Claude-Code-Session-Id", "s")], Some("s"), None, SessionSource::ClaudeCode),
-        (&[("X-Claude-Code-Session-Id", "s"), ("x-claude-code-agent-id", "a")],
-            Some("a"), Some("s"), SessionSource::ClaudeCode),
-        (&[("X-Claude-Code-Session-Id", "s"), ("x-claude-code-agent-id", "b"),
-            ("x-claude-code-parent-agent-id", "a")],
-            Some("b"), Some("a"), SessionSource::ClaudeCode),
-        (&[("session-id", "r"), ("thread-id", "r"), ("x-codex-window-id", "r:0")],
-            Some("r"), None, SessionSource::Codex),
-        (&[("session-id", "r"), ("thread-id", "c"), ("x-codex-parent-thread-id", "r")],
-            Some("c"), Some("r"), SessionSource::Codex),
-        (&[("session-id", "r")], Some("r"), None, SessionSource::Codex),
-        (&[("x-session-id", "ses_2"), ("x-parent-session-id", "ses_1"), ("session-id", "ses_2")],
-            Some("ses_2"), Some("ses_1"), SessionSource::OpenCode),
-        (&[("x-session-id", "ses_1"), ("x-parent-session-id", "ses_1")],
-            Some("ses_1"), None, SessionSource::OpenCode),
-        (&[("x-dynamo-session-id", "d"), ("x-claude-code-session-id", "s")],
-            Some("d"), None, SessionSource::Dynamo),
-        (&[("x-session-id", "  ")], None, None, SessionSource::None),
-        (&[], None, None, SessionSource::None),
-    ];
-    for (sent, id, parent, source) in cases {
-        let parsed = headers(sent);
-        assert_eq!(parsed.session.id.as_deref(), *id, "{sent:?}");
-        assert_eq!(parsed.session.parent.as_deref(), *parent, "{sent:?}");
-        assert_eq!(parsed.session.source, *source, "{sent:?}");
-        assert_eq!(parsed.hints.program, parsed.session.id);
-        assert_eq!(parsed.hints.parent, parsed.session.parent);
-    }
-}
-
-#[test]
-fn a_final_session_is_marked_and_a_malformed_mark_is_noted() {
-    let last = |text| headers(&[("x-dynamo-session-id", "r"), ("x-dynamo-session-final", text)]);
-    assert!(last("true").hints.session_final && last("1").hints.session_final);
-    assert!(!last("false").hints.session_final);
-    let parsed = last("maybe");
-    assert!(!parsed.hints.session_final);
-    assert_eq!(parsed.hints.ignored.len(), 1);
-}
-
-#[test]
-fn sessions_in_the_body_are_a_fallback() {
-    let id = |nvext: Value, top: Value| parse(&nvext, &top, &[]).session.id;
-    let user = json!({"metadata": {"user_id": "{\"device_id\":\"d\",\"session_id\":\"u1\"}"}});
-    assert_eq!(id(Value::Null, user).as_deref(), Some("u1"));
-    assert_eq!(id(Value::Null, json!({"metadata": {"user_id": "plain"}})), None);
-    assert_eq!(id(Value::Null, json!({"prompt_cache_key": "k1"})).as_deref(), Some("k1"));
-    let context = json!({"agent_context": {
-        "session_id": "root", "trajectory_id": "t", "parent_trajectory_id": "p",
-        "trajectory_final": true, "session_type_id": "x"
-    }});
-    let parsed = nvext(context);
-    assert!(ignored(&parsed).is_empty(), "{:?}", parsed.hints.ignored);
-    assert_eq!(parsed.hints.program.as_deref(), Some("t"));
-    assert_eq!(parsed.hints.parent.as_deref(), Some("p"));
-    assert_eq!(parsed.session.root.as_deref(), Some("root"));
-    assert!(parsed.hints.session_final);
-    let control = json!({"session_control": {"session_id": "c", "action": "close", "timeout": 9}});
-    let parsed = nvext(control);
-    assert_eq!((parsed.hints.program.as_deref(), parsed.hints.session_final), (Some("c"), true));
-}
-
-#[test]
-fn a_prefix_id_made_new_for_each_request_is_no_program() {
-    let parsed = agent_hints(json!({"prefix_id": "langchain-dynamo-119c40072b55"}));
-    assert_eq!(parsed.hints.program, None);
-    assert_eq!(parsed.hints.ignored.len(), 1);
-    let parsed = agent_hints(json!({"prefix_id": "eval-q001"}));
-    assert_eq!(parsed.hints.program.as_deref(), Some("eval-q001"));
-}
-
-#[test]
-fn overlong_ids_and_floods_of_agent_headers_are_bounded() {
-    let long = "x".repeat(10_000);
-    let parsed = headers(&[("x-dynamo-session-id", &long), ("x-request-id", &long)]);
-    assert_eq!(parsed.session.id, None);
-    assert!(parsed.request_label.expect("a label").len() <= 256);
-    let flood: Vec<_> = (0..200).map(|_| ("X-Codex-Thing", long.as_str())).collect();
-    let parsed = headers(&flood);
-    assert_eq!(parsed.lifecycle.len(), 3, "32 KiB of values of 10 kB");
-    assert_eq!(parsed.lifecycle[0].0, "x-codex-thing");
 }
 
 #[test]
@@ -356,36 +385,12 @@ fn generation_fields_are_read() {
     assert!(generation.greedy && generation.raw_prompt);
     assert_eq!(generation.token_data.as_deref(), Some(&[1, 2, 3][..]));
     assert_eq!(generation.max_thinking_tokens, Some(9));
-    assert_eq!((parsed.annotations.len(), parsed.extra_fields.len()), (1, 1));
+    assert_eq!(
+        (parsed.annotations.len(), parsed.extra_fields.len()),
+        (1, 1)
+    );
     assert_eq!(parsed.routing.preferred_taints, [("b".to_owned(), 0.5)]);
     let parsed = nvext(json!({"token_data": [1, -2]}));
     assert_eq!(parsed.generation.token_data, None);
     assert_eq!(parsed.hints.ignored.len(), 1);
-}
-
-#[test]
-fn requests_captured_from_released_sdks_are_understood() {
-    let captured = include_str!("data/captured_hints.jsonl");
-    let mut seen = 0;
-    for line in captured.lines() {
-        let record: Value = serde_json::from_str(line).expect("a JSON line");
-        let sent: Vec<(&str, &str)> = record["headers"]
-            .as_object()
-            .expect("headers")
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str().expect("a text")))
-            .collect();
-        let parsed = parse(&record["nvext"], &record["top"], &sent);
-        let random = record["client"].as_str().is_some_and(|name| name.contains("nvidia-ai"));
-        let notes = usize::from(random);
-        assert_eq!(parsed.hints.ignored.len(), notes, "{line}: {:?}", parsed.hints.ignored);
-        let hints = &record["nvext"]["agent_hints"];
-        assert_eq!(i64::from(parsed.hints.priority), hints["priority"].as_i64().unwrap_or(0));
-        assert_eq!(parsed.hints.osl.map(u64::from), hints["osl"].as_u64());
-        assert_eq!(parsed.hints.iat_ms.map(u64::from), hints["iat"].as_u64());
-        let pinned = record["nvext"]["cache_control"].is_object();
-        assert_eq!(parsed.hints.pins.len(), usize::from(pinned), "{line}");
-        seen += 1;
-    }
-    assert!(seen >= 15, "{seen} captured requests");
 }

@@ -45,6 +45,10 @@ pub(super) struct Header<'a> {
 /// One entry: an input of the core, in the order in which the core took them, or a mark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an entry is written or fed at once, never stored"
+)]
 pub enum Entry<'a> {
     /// `ServingCore::namespace`.
     Namespace(Cow<'a, NamespaceKey>),
@@ -70,6 +74,8 @@ pub enum Entry<'a> {
     Act(TenantId, Cow<'a, Action>, Nanos),
     /// `ServingCore::flush`.
     Flush(Nanos),
+    /// `ServingCore::end_all`.
+    EndAll(Nanos),
     /// The byte limit was reached: inputs after this point were not recorded.
     Full,
     /// The journal was closed in order.

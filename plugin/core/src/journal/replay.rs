@@ -207,6 +207,7 @@ impl Player {
             Entry::Tick(now) => core.tick(now),
             Entry::Act(tenant, action, now) => drop(core.act(tenant, &action, now)),
             Entry::Flush(now) => drop(core.flush(now)),
+            Entry::EndAll(now) => core.end_all(now),
             Entry::Plan(_) | Entry::Full | Entry::Closed => {}
         }
         core.drain_emits(&mut self.drained);

@@ -1,0 +1,22 @@
+//! The examples run and find what they are meant to find.
+
+#[path = "../examples/own_kv.rs"]
+mod own_kv;
+#[path = "../examples/toy_engine.rs"]
+mod toy_engine;
+
+#[test]
+fn toy_engine_answers_alike_and_reuses_all_whole_pages_of_the_prompt() {
+    let mut out = Vec::new();
+    let cached = toy_engine::run(&mut out).expect("the example runs");
+    // 20 tokens, pages of 4, at least one token computed: 16 come from the cache.
+    assert_eq!(cached, [0, 16]);
+    assert_eq!(String::from_utf8(out).expect("text").lines().count(), 2);
+}
+
+#[test]
+fn own_kv_reuses_the_shared_system_prompt() {
+    let mut out = Vec::new();
+    let cached = own_kv::run(&mut out).expect("the example runs");
+    assert_eq!(cached, 12, "the three pages of the system prompt");
+}
