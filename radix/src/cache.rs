@@ -15,7 +15,7 @@ use crate::lease::Kept;
 use crate::namespace::Namespaces;
 use crate::node::{NIL, Node};
 use crate::order::Ranking;
-use crate::tier::Tier;
+use crate::tier::{Tier, Use};
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
     ActReason, Action, CacheConfig, CacheError, CacheStats, Fate, FlushRefused, Key, KvEvent,
@@ -300,10 +300,11 @@ impl PrefixCache {
         while node != NIL {
             let parent = self.tree.node(node).parent;
             alone = alone && self.is_alone(at, node, below, lease.own_from);
-            if alone {
-                self.update(node, |node| node.spent = true);
-            }
-            let last = self.tiers[at].unlease(node, self.tree.node(node), below, self.clock);
+            let use_ = Use {
+                until: self.clock,
+                last: alone,
+            };
+            let last = self.tiers[at].unlease(node, self.tree.node(node), below, use_);
             below = last.then_some(node);
             if alone && fate == Fate::Ephemeral {
                 let dropped = self.drop_leaf(at, node);
@@ -478,10 +479,7 @@ impl PrefixCache {
         let mut at = end;
         while self.tree.node(at).depth >= first && !self.tree.node(at).is_root() {
             self.tiers[tier].lease(at, self.tree.node(at));
-            self.update(at, |node| {
-                node.hits = node.hits.saturating_add(1);
-                node.spent = false;
-            });
+            self.update(at, |node| node.hits = node.hits.saturating_add(1));
             at = self.tree.node(at).parent;
         }
         pages - first
@@ -522,13 +520,12 @@ impl PrefixCache {
     /// Whether only the lease that ends now used a node, which it put in from page `own_from` on,
     /// and nothing hangs from it but `below`, which that lease leaves too.
     fn is_alone(&self, tier: usize, at: u32, below: Option<u32>, own_from: u32) -> bool {
-        let node = self.tree.node(at);
-        let only_below = |child| below == Some(child) && self.tree.node(child).is_last_sibling();
+        let (node, span) = (self.tree.node(at), self.tiers[tier].span(at));
         node.depth >= own_from
             && node.hits == 0
             && !node.is_root()
-            && self.tiers[tier].span(at).leases == 1
-            && (node.is_leaf() || only_below(node.first_child))
+            && span.leases == 1
+            && span.kids == u32::from(below.is_some())
     }
 
     /// Whether a node is in this tier and no other.

@@ -205,7 +205,7 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
                 set.len()
             );
             for (at, node) in nodes().filter(|&(at, _)| tier.span(index(at)).is_free_leaf()) {
-                let key = (ranking.rank(node, tier.span(index(at)).stamp), index(at));
+                let key = (ranking.rank(node, &tier.span(index(at))), index(at));
                 ensure!("order", set.contains(&key), "node {at} is not ranked");
             }
         }

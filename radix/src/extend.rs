@@ -81,10 +81,7 @@ impl PrefixCache {
             let pages = work.take(common, self.tree.page_tokens());
             if self.tiers[tier].is_resident(child) {
                 self.tiers[tier].lease(child, self.tree.node(child));
-                self.update(child, |node| {
-                    node.hits = node.hits.saturating_add(1);
-                    node.spent = false;
-                });
+                self.update(child, |node| node.hits = node.hits.saturating_add(1));
                 self.settle_duplicates(lease, child, pages, work);
             } else {
                 self.tiers[tier].place(child, self.tree.node(child), pages);

@@ -34,8 +34,6 @@ pub(crate) struct Node {
     /// How often it was matched.
     pub(crate) hits: u32,
     pub(crate) kind: ContextKind,
-    /// Nobody is expected to ask for it again.
-    pub(crate) spent: bool,
 }
 
 const _: () = assert!(size_of::<Node>() <= 64);
@@ -49,10 +47,6 @@ impl Node {
 
     pub(crate) const fn is_leaf(&self) -> bool {
         self.first_child == NIL
-    }
-
-    pub(crate) const fn is_last_sibling(&self) -> bool {
-        self.next_sibling == NIL
     }
 
     /// Pages from the root to the end of the edge.

@@ -6,6 +6,7 @@
 //! is always a leaf. *Ranked* is an ordered set of the leaves by (rank, node).
 
 use crate::node::{NIL, Node};
+use crate::tier::Span;
 use std::collections::BTreeSet;
 
 /// Sorts before another: evicted first.
@@ -36,12 +37,12 @@ pub(crate) enum Ranking {
 
 impl Ranking {
     /// Lower goes first. What is spent goes before all else.
-    pub(crate) fn rank(self, node: &Node, stamp: u64) -> Rank {
+    pub(crate) fn rank(self, node: &Node, span: &Span) -> Rank {
         let class = match self {
             Self::Recency => 0,
             Self::Priority => i64::from(node.priority),
         };
-        (if node.spent { i64::MIN } else { class }, stamp)
+        (if span.spent { i64::MIN } else { class }, span.stamp)
     }
 }
 
@@ -148,17 +149,17 @@ impl Order {
     }
 
     /// `at` became an unleased leaf in this tier, or its key has changed.
-    pub(crate) fn rank(&mut self, at: u32, node: &Node, stamp: u64) {
+    pub(crate) fn rank(&mut self, at: u32, node: &Node, span: &Span) {
         if let Self::Ranked(ranking, set) = self {
-            let new = set.insert((ranking.rank(node, stamp), at));
+            let new = set.insert((ranking.rank(node, span), at));
             assert!(new, "node {at} is ranked once");
         }
     }
 
     /// `at` stops being an unleased leaf, or its key is about to change.
-    pub(crate) fn unrank(&mut self, at: u32, node: &Node, stamp: u64) {
+    pub(crate) fn unrank(&mut self, at: u32, node: &Node, span: &Span) {
         if let Self::Ranked(ranking, set) = self {
-            let was = set.remove(&(ranking.rank(node, stamp), at));
+            let was = set.remove(&(ranking.rank(node, span), at));
             assert!(was, "node {at} is ranked");
         }
     }

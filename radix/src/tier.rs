@@ -22,6 +22,8 @@ pub(crate) struct Span {
     /// When it was last used here, as a count of calls.
     pub(crate) stamp: u64,
     pub(crate) resident: bool,
+    /// Its last user expects nobody to ask for it again.
+    pub(crate) spent: bool,
 }
 
 impl Span {
@@ -29,6 +31,15 @@ impl Span {
     pub(crate) const fn is_free_leaf(&self) -> bool {
         self.resident && self.leases == 0 && self.kids == 0
     }
+}
+
+/// How a lease used a node that it leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// When, as a count of calls.
+    pub(crate) until: u64,
+    /// Whether nobody is expected to ask for the node again.
+    pub(crate) last: bool,
 }
 
 /// One tier.
@@ -190,47 +201,42 @@ impl Tier {
 
     /// One lease more on a resident node.
     pub(crate) fn lease(&mut self, at: u32, node: &Node) {
-        let span = self.slot(at);
+        let span = self.span(at);
         assert!(span.resident, "only what is resident is leased");
-        let Span {
-            leases,
-            kids,
-            stamp,
-            ..
-        } = *span;
-        span.leases += 1;
-        if leases == 0 && !node.is_root() {
-            self.leased += node.pages;
+        if span.leases == 0 && !node.is_root() {
+            self.unrank(at, node);
             self.order.leave(at);
-            if kids == 0 {
-                self.order.unrank(at, node, stamp);
-            }
+            self.leased += node.pages;
         }
+        let span = self.slot(at);
+        span.leases += 1;
+        span.spent = false;
     }
 
     /// One lease less; true when it was the last. The node was used until `now`; `below` is the
     /// node of the same path that came before.
-    pub(crate) fn unlease(&mut self, at: u32, node: &Node, below: Option<u32>, now: u64) -> bool {
+    pub(crate) fn unlease(&mut self, at: u32, node: &Node, below: Option<u32>, use_: Use) -> bool {
         let span = self.slot(at);
         assert!(span.leases > 0, "node {at} is leased");
         span.leases -= 1;
-        span.stamp = now;
-        let Span { leases, kids, .. } = *span;
-        if leases == 0 && !node.is_root() {
-            self.leased -= node.pages;
-            self.order.enter(at, node.spent, below);
-            if kids == 0 {
-                self.order.rank(at, node, now);
-            }
+        span.stamp = use_.until;
+        span.spent = use_.last;
+        if span.leases > 0 {
+            return false;
         }
-        leases == 0
+        if !node.is_root() {
+            self.leased -= node.pages;
+            self.order.enter(at, use_.last, below);
+            self.rank(at, node);
+        }
+        true
     }
 
     /// The key of `at` is about to change.
     pub(crate) fn unrank(&mut self, at: u32, node: &Node) {
         let span = self.span(at);
         if span.is_free_leaf() && !node.is_root() {
-            self.order.unrank(at, node, span.stamp);
+            self.order.unrank(at, node, &span);
         }
     }
 
@@ -238,7 +244,7 @@ impl Tier {
     pub(crate) fn rank(&mut self, at: u32, node: &Node) {
         let span = self.span(at);
         if span.is_free_leaf() && !node.is_root() {
-            self.order.rank(at, node, span.stamp);
+            self.order.rank(at, node, &span);
         }
     }
 

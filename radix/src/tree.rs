@@ -117,7 +117,6 @@ impl Tree {
             priority: i32::MAX,
             hits: 0,
             kind: crate::ContextKind::Unknown,
-            spent: false,
         })
     }
 
@@ -146,7 +145,6 @@ impl Tree {
             priority: meta.priority,
             hits: 0,
             kind: meta.kind,
-            spent: false,
         });
         self.table.insert(hash, leaf);
         self.link(leaf);
@@ -196,7 +194,6 @@ impl Tree {
             priority: lower.priority,
             hits: lower.hits,
             kind: lower.kind,
-            spent: lower.spent,
         };
         self.unlink(at);
         let upper = self.insert_node(upper);
