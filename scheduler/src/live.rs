@@ -180,7 +180,11 @@ impl Live {
 
     /// Output length below which stop tokens must not be drawn.
     pub(crate) fn suppress_until(&self) -> u32 {
-        if self.ignore_eos || self.stop_tokens.is_empty() { 0 } else { self.output_min }
+        if self.ignore_eos || self.stop_tokens.is_empty() {
+            0
+        } else {
+            self.output_min
+        }
     }
 
     pub(crate) fn cache_key(&self) -> Key<'_> {

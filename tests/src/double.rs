@@ -1,0 +1,435 @@
+//! An engine double: runs plans on fingerprints instead of KV, and believes nothing.
+//!
+//! It keeps one fingerprint per slot of every tier. A row reads every slot of its page table and
+//! compares it with the fingerprint of the request's true history, then writes its own. Steps
+//! run as late as they may, when their result is asked for; copies finish 0 to 20 steps late.
+//! A step that fails leaves garbage behind. Rows may guess drafts, right and wrong.
+//!
+//! Faults can be planted to show that the simulation finds them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rootstock_memory::{CopyDone, CopyEngine, CopyId, CopyPlan, Full, PageId, StepId, TierId};
+use rootstock_radix::{NamespaceId, Token};
+use rootstock_scheduler::{RequestId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan};
+
+use crate::rng::Rng;
+use crate::text;
+
+const GARBAGE: u64 = 0xdead_dead_dead_dead;
+/// Copies that may be under way at a time.
+const COPIES_MAX: usize = 64;
+
+/// A fault of the double, to show that it would be found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// None.
+    Nothing,
+    /// The n-th row writes nothing to its last slot.
+    LostWrite(u32),
+    /// The n-th row that draws drops its last token, or draws one token too many.
+    WrongCount(u32),
+    /// The n-th row with two pages or more finds two of them swapped in its table.
+    SwappedPages(u32),
+    /// The n-th row runs on the first page of another row of its step.
+    ForeignPage(u32),
+    /// The n-th acknowledged copy moved no bytes.
+    LostCopy(u32),
+}
+
+/// What the double knows of a request: the truth its pages are compared with.
+#[derive(Clone, Debug)]
+struct Truth {
+    ns: NamespaceId,
+    prompt_tokens: u32,
+    tokens: Vec<Token>,
+    /// Fingerprint of each position.
+    kv: Vec<u64>,
+}
+
+impl Truth {
+    fn push(&mut self, token: Token) {
+        let before = self
+            .kv
+            .last()
+            .copied()
+            .unwrap_or_else(|| text::empty(self.ns));
+        self.tokens.push(token);
+        self.kv.push(text::extend(before, token));
+    }
+}
+
+#[derive(Debug)]
+struct Copy {
+    plan: CopyPlan,
+    steps_left: u32,
+}
+
+/// The double of one replica's backend and of the process's copy engine.
+#[derive(Debug)]
+pub struct EngineDouble {
+    page_tokens: u32,
+    memory: BTreeMap<TierId, Vec<u64>>,
+    truths: BTreeMap<RequestId, Truth>,
+    launched: VecDeque<StepPlan>,
+    /// First drawn token of each row of the last steps, for rows that follow them.
+    drawn: BTreeMap<StepId, Vec<Option<Token>>>,
+    copies: Vec<Copy>,
+    finished_copies: BTreeSet<CopyId>,
+    copy_delay_max: u32,
+    rng: Rng,
+    planted: Planted,
+    rows_seen: u32,
+    /// First thing found wrong.
+    pub finding: Option<String>,
+    /// Rows run.
+    pub rows_run: u64,
+    /// Rows that took their input from a step in flight.
+    pub rows_ahead: u64,
+    /// Rows that accepted more than one token.
+    pub rows_many: u64,
+}
+
+impl EngineDouble {
+    /// A double with no bytes yet. Its own choices (guesses, delays) come from `seed`.
+    pub fn new(page_tokens: u32, copy_delay_max: u32, seed: u64, planted: Planted) -> Self {
+        Self {
+            page_tokens,
+            memory: BTreeMap::new(),
+            truths: BTreeMap::new(),
+            launched: VecDeque::new(),
+            drawn: BTreeMap::new(),
+            copies: Vec::new(),
+            finished_copies: BTreeSet::new(),
+            copy_delay_max,
+            rng: Rng::new(seed),
+            planted,
+            rows_seen: 0,
+            finding: None,
+            rows_run: 0,
+            rows_ahead: 0,
+            rows_many: 0,
+        }
+    }
+
+    /// Tells the truth about a request: its namespace and prompt.
+    pub fn know(&mut self, id: RequestId, ns: NamespaceId, prompt: &[Token]) {
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let mut truth = Truth {
+            ns,
+            prompt_tokens,
+            tokens: Vec::new(),
+            kv: Vec::new(),
+        };
+        prompt.iter().for_each(|&token| truth.push(token));
+        self.truths.insert(id, truth);
+    }
+
+    /// Takes a plan, and looks for pages that another step in flight still writes.
+    pub fn launch(&mut self, plan: StepPlan) {
+        for row in &plan.rows {
+            let table = plan.row_pages(row);
+            for other in self.launched.iter().chain([&plan]) {
+                for writer in other.rows.iter().filter(|w| w.request != row.request) {
+                    let written = written_pages(other, writer, self.page_tokens);
+                    if let Some(page) = table.iter().find(|page| written.contains(page)) {
+                        self.finding.get_or_insert(format!(
+                            "page {} is in the table of request {} while step {} writes it for \
+                             request {}",
+                            page.get(),
+                            row.request.0,
+                            other.id.0,
+                            writer.request.0
+                        ));
+                    }
+                }
+            }
+        }
+        for copy in &plan.copies {
+            let submitted = self.submit(copy.clone());
+            assert!(
+                submitted.is_ok(),
+                "the scheduler of a simulation stays below the copy limit"
+            );
+        }
+        self.launched.push_back(plan);
+    }
+
+    /// Steps that are out.
+    pub fn in_flight(&self) -> usize {
+        self.launched.len()
+    }
+
+    /// The oldest step fails after it has written part of its rows.
+    pub fn fail_oldest(&mut self) -> Option<StepId> {
+        let plan = self.launched.pop_front()?;
+        for row in &plan.rows {
+            if self.rng.percent(50) {
+                let at = self.slot(plan.row_pages(row), row.first_pos);
+                self.write(plan.replica, at, GARBAGE);
+            }
+            // Its later steps run on garbage, and nobody may believe them.
+            self.truths.remove(&row.request);
+        }
+        self.age_copies();
+        self.drawn.insert(plan.id, vec![None; plan.rows.len()]);
+        Some(plan.id)
+    }
+
+    /// Runs the oldest step.
+    pub fn run_oldest(&mut self) -> Option<(StepId, StepOutput)> {
+        let plan = self.launched.pop_front()?;
+        if let Some(id) = plan
+            .after
+            .iter()
+            .find(|id| !self.finished_copies.contains(id))
+        {
+            self.finding
+                .get_or_insert(format!("step {} ran before copy {}", plan.id.0, id.0));
+        }
+        let mut output = StepOutput::default();
+        let mut drawn = Vec::new();
+        for row in &plan.rows {
+            let out = self.run_row(&plan, row);
+            drawn.push(out.accepted.first().copied());
+            output.rows.push(out);
+        }
+        self.drawn.insert(plan.id, drawn);
+        while self.drawn.len() > 8 {
+            self.drawn.pop_first();
+        }
+        self.age_copies();
+        Some((plan.id, output))
+    }
+
+    fn run_row(&mut self, plan: &StepPlan, row: &Row) -> RowOut {
+        self.rows_run += 1;
+        let mut table = plan.row_pages(row).to_vec();
+        self.plant_in_table(plan, row, &mut table);
+        let mut tokens = plan.row_tokens(row).to_vec();
+        if let RowInput::FromStep { step, row: index } = row.input {
+            self.rows_ahead += 1;
+            let source = self
+                .drawn
+                .get(&step)
+                .and_then(|rows| rows.get(index as usize));
+            match source.copied().flatten() {
+                Some(token) => tokens[0] = token,
+                // The step before failed, or the row is of a request that has ended.
+                None => return self.nonsense(row),
+            }
+        }
+        let Some(mut kv) = self.read_history(plan, row, &table) else {
+            return self.nonsense(row);
+        };
+        let mut at = row.first_pos;
+        let lost = self.hit(|p| matches!(p, Planted::LostWrite(_)));
+        for (index, token) in tokens.iter().enumerate() {
+            kv = text::extend(kv, *token);
+            if !(lost && index + 1 == tokens.len()) {
+                let slot = self.slot(&table, at);
+                self.write(plan.replica, slot, kv);
+            }
+            at += 1;
+        }
+        let mut out = RowOut::default();
+        let Some(spec) = &row.sample else { return out };
+        self.compare_spec(row, spec);
+        let suppress = spec.suppress.as_deref().unwrap_or(&[]);
+        let mut token = text::draw(kv, &spec.params, spec.output_index, suppress);
+        out.accepted.push(token);
+        for index in 1..=u32::from(row.drafts) {
+            let guess = if self.rng.percent(70) {
+                token
+            } else {
+                token + 1
+            };
+            let slot = self.slot(&table, at);
+            self.write(plan.replica, slot, text::extend(kv, guess));
+            if guess != token {
+                break;
+            }
+            kv = text::extend(kv, token);
+            at += 1;
+            token = text::draw(kv, &spec.params, spec.output_index + index, suppress);
+            out.accepted.push(token);
+        }
+        self.rows_many += u64::from(out.accepted.len() > 1);
+        if self.hit(|p| matches!(p, Planted::WrongCount(_))) {
+            out.accepted.pop();
+            out.accepted.push(token ^ 1);
+        }
+        self.tell_truth(row, &out);
+        out
+    }
+
+    /// The index and the history of a draw are those of the true request, whatever happened to
+    /// it in between.
+    fn compare_spec(&mut self, row: &Row, spec: &SampleSpec) {
+        let Some(truth) = self.truths.get(&row.request) else {
+            return;
+        };
+        let end = row.first_pos + row.len;
+        let index = end.checked_sub(truth.prompt_tokens);
+        let same_past = spec.history.as_ref().is_none_or(|history| {
+            history.prompt_tokens == truth.prompt_tokens
+                && truth.tokens.get(..end as usize) == Some(history.tokens.as_slice())
+        });
+        if index != Some(spec.output_index) || !same_past {
+            let given = spec.output_index;
+            self.finding.get_or_insert(format!(
+                "request {} draws output {given} at position {end}, with the right past: \
+                 {same_past}",
+                row.request.0
+            ));
+        }
+    }
+
+    /// The double keeps the request's history itself, from what it drew.
+    fn tell_truth(&mut self, row: &Row, out: &RowOut) {
+        let Some(truth) = self.truths.get_mut(&row.request) else {
+            return;
+        };
+        let known = (row.first_pos + row.len) as usize;
+        if truth.tokens.len() == known {
+            out.accepted.iter().for_each(|&token| truth.push(token));
+        }
+    }
+
+    /// Reads and compares every slot before the row; the last fingerprint read is what the row
+    /// goes on from, right or wrong.
+    fn read_history(&mut self, plan: &StepPlan, row: &Row, table: &[PageId]) -> Option<u64> {
+        let truth = self.truths.get(&row.request)?;
+        let memory = self.memory.get(&TierId::Device(plan.replica));
+        let mut last = text::empty(row.ns);
+        for at in 0..row.first_pos {
+            let slot = self.slot(table, at);
+            last = memory.and_then(|m| m.get(slot).copied()).unwrap_or(0);
+            let right = truth.kv.get(at as usize).copied();
+            if Some(last) != right {
+                self.finding.get_or_insert(format!(
+                    "step {}, request {}: position {at} on page {} holds {last:x}, not {right:x?}",
+                    plan.id.0,
+                    row.request.0,
+                    table[(at / self.page_tokens) as usize].get(),
+                ));
+                break;
+            }
+        }
+        Some(last)
+    }
+
+    /// Whatever a row gives whose request is gone; the scheduler must not use it.
+    fn nonsense(&self, row: &Row) -> RowOut {
+        let mut out = RowOut::default();
+        if row.sample.is_some() {
+            out.accepted.push(text::VOCAB + 1);
+        }
+        out
+    }
+
+    fn slot(&self, table: &[PageId], at: u32) -> usize {
+        let page = table[(at / self.page_tokens) as usize].index();
+        page * self.page_tokens as usize + (at % self.page_tokens) as usize
+    }
+
+    fn write(&mut self, replica: rootstock_memory::ReplicaId, slot: usize, kv: u64) {
+        let memory = self.memory.entry(TierId::Device(replica)).or_default();
+        if memory.len() <= slot {
+            memory.resize(slot + 1, 0);
+        }
+        memory[slot] = kv;
+    }
+
+    /// Counts an occasion for the planted fault; true when its time has come.
+    fn hit(&mut self, kind: impl Fn(Planted) -> bool) -> bool {
+        if !kind(self.planted) {
+            return false;
+        }
+        let (Planted::LostWrite(n)
+        | Planted::WrongCount(n)
+        | Planted::SwappedPages(n)
+        | Planted::ForeignPage(n)
+        | Planted::LostCopy(n)) = self.planted
+        else {
+            return false;
+        };
+        self.rows_seen += 1;
+        self.rows_seen == n
+    }
+
+    fn plant_in_table(&mut self, plan: &StepPlan, row: &Row, table: &mut [PageId]) {
+        let used = row.first_pos.div_ceil(self.page_tokens);
+        if used >= 2 && self.hit(|p| matches!(p, Planted::SwappedPages(_))) {
+            table.swap(0, 1);
+        }
+        let foreign = plan.rows.iter().find(|other| other.request != row.request);
+        if let Some(other) = foreign
+            && used >= 1
+            && plan.row_pages(other)[0] != table[0]
+            && self.hit(|p| matches!(p, Planted::ForeignPage(_)))
+        {
+            table[0] = plan.row_pages(other)[0];
+        }
+    }
+
+    fn age_copies(&mut self) {
+        for copy in &mut self.copies {
+            copy.steps_left = copy.steps_left.saturating_sub(1);
+        }
+    }
+
+    fn move_bytes(&mut self, plan: &CopyPlan) {
+        let size = self.page_tokens as usize;
+        for (from, to) in plan.from.1.iter().zip(&plan.to.1) {
+            let source = self.memory.get(&plan.from.0);
+            let start = from.index() * size;
+            let bytes: Vec<u64> = (start..start + size)
+                .map(|slot| source.and_then(|m| m.get(slot).copied()).unwrap_or(0))
+                .collect();
+            let target = self.memory.entry(plan.to.0).or_default();
+            let start = to.index() * size;
+            if target.len() < start + size {
+                target.resize(start + size, 0);
+            }
+            target[start..start + size].copy_from_slice(&bytes);
+        }
+    }
+}
+
+impl CopyEngine for EngineDouble {
+    fn submit(&mut self, plan: CopyPlan) -> Result<(), (CopyPlan, Full)> {
+        if self.copies.len() >= COPIES_MAX {
+            return Err((plan, Full));
+        }
+        let steps_left = self.rng.below(self.copy_delay_max + 1);
+        self.copies.push(Copy { plan, steps_left });
+        Ok(())
+    }
+
+    /// Bytes move when a copy is acknowledged, as late as can be.
+    fn poll(&mut self, done: &mut Vec<CopyDone>) {
+        let (ready, waiting): (Vec<Copy>, Vec<Copy>) = std::mem::take(&mut self.copies)
+            .into_iter()
+            .partition(|copy| copy.steps_left == 0);
+        self.copies = waiting;
+        for copy in ready {
+            if !self.hit(|p| matches!(p, Planted::LostCopy(_))) {
+                self.move_bytes(&copy.plan);
+            }
+            self.finished_copies.insert(copy.plan.id);
+            done.push(CopyDone {
+                id: copy.plan.id,
+                ok: true,
+            });
+        }
+    }
+}
+
+/// Pages on which a row writes, guesses included.
+fn written_pages<'a>(plan: &'a StepPlan, row: &Row, page_tokens: u32) -> &'a [PageId] {
+    let first = row.first_pos / page_tokens;
+    let end = (row.first_pos + row.len + u32::from(row.drafts)).div_ceil(page_tokens);
+    let table = &plan.page_tables[row.pages.start as usize..row.pages.end as usize];
+    &table[first as usize..end as usize]
+}
