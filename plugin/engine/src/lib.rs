@@ -1,7 +1,16 @@
-//! Model runner for GGUF Llama-family models, one engine thread a replica.
+//! Model runner for GGUF Llama-family models: the model's mathematics on the CPU, and the service
+//! that joins it with the serving core.
+//!
+//! Layers, from the file to the client: `model` reads sizes and weights, `cpu_backend` runs step
+//! plans over a paged KV arena, `service` owns the core thread and one engine thread a replica.
+//! Text (tokenizer, chat template, history) lives beside them and knows nothing of steps.
 
 #![deny(unsafe_code)]
 
+pub mod cpu_backend;
+pub mod error;
 pub mod gguf;
+pub mod model;
+pub mod service;
 #[expect(unsafe_code, reason = "the memory map of model files")]
 mod mmap;

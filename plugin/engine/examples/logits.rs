@@ -1,0 +1,114 @@
+//! Writes the logits of all positions of a reference file, for `tests/reference` to compare.
+//!
+//! ```text
+//! cargo run --release -p rootstock-engine --example logits -- \
+//!     MODEL.gguf tests/reference/smollm2.ref OUT.f32 [auto|avx512|avx2|scalar] [f32|f16|bf16]
+//! ```
+//! Only the tokens of the reference are used; the output is little-endian f32
+//! `[positions][vocab]`, sequence after sequence, each computed as one cold prefill.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use rootstock::memory::{KvDtype, PageId, ReplicaId, StepId};
+use rootstock::radix::NamespaceId;
+use rootstock::scheduler::{RequestId, Row, RowInput, StepPlan};
+use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
+use rootstock_engine::gguf::Gguf;
+use rootstock_engine::model::Model;
+use rootstock_kernels::Isa;
+
+type AnyError = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), AnyError> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [model, reference, out, rest @ ..] = args.as_slice() else {
+        return Err("usage: logits MODEL.gguf REFERENCE OUT.f32 [isa] [kv dtype]".into());
+    };
+    let isa = Isa::parse(rest.first().map_or("auto", String::as_str))?;
+    let kv_dtype = match rest.get(1).map_or("f16", String::as_str) {
+        "f32" => KvDtype::F32,
+        "f16" => KvDtype::F16,
+        "bf16" => KvDtype::Bf16,
+        other => return Err(format!("kv dtype {other:?}, wanted f32, f16 or bf16").into()),
+    };
+    let file = Gguf::open(Path::new(model))?;
+    let config = CpuBackendConfig {
+        pages: 512,
+        kv_dtype,
+        ..CpuBackendConfig::default()
+    };
+    let model = Model::load(&file, isa, config.threads)?;
+    let mut backend = CpuBackend::new(Arc::new(model), &config, None)?;
+    let mut sink = std::io::BufWriter::new(std::fs::File::create(out)?);
+    let mut logits = Vec::new();
+    for (id, tokens) in (1..).zip(sequences(&std::fs::read(reference)?)?) {
+        logits.clear();
+        backend.logits(&whole(id, tokens), &mut logits)?;
+        sink.write_all(bytemuck::cast_slice(&logits))?;
+    }
+    Ok(sink.flush()?)
+}
+
+/// The token lists of a reference file (`tests/reference/make_reference.py`).
+fn sequences(bytes: &[u8]) -> Result<Vec<Vec<u32>>, AnyError> {
+    let mut rest = bytes
+        .strip_prefix(b"RSREF1\0\0")
+        .ok_or("not a reference file")?;
+    let mut take = |count: usize| -> Result<&[u8], AnyError> {
+        let (head, tail) = rest
+            .split_at_checked(count)
+            .ok_or("the reference is cut off")?;
+        rest = tail;
+        Ok(head)
+    };
+    let number = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .rev()
+            .fold(0_usize, |n, &b| n << 8 | usize::from(b))
+    };
+    let count = number(take(4)?);
+    let top = number(take(4)?);
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let len = number(take(4)?);
+        let tokens = take(len * 2)?;
+        all.push(
+            tokens
+                .chunks_exact(2)
+                .map(|two| u32::try_from(number(two)))
+                .collect::<Result<_, _>>()?,
+        );
+        take(len * (4 + top * 6))?;
+    }
+    Ok(all)
+}
+
+/// A plan that computes all positions of one sequence in one row.
+fn whole(id: u64, tokens: Vec<u32>) -> StepPlan {
+    let len = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    let pages = len.div_ceil(16);
+    let row = Row {
+        request: RequestId(id),
+        ns: NamespaceId::default(),
+        tokens: 0..len,
+        input: RowInput::Known,
+        first_pos: 0,
+        len,
+        pages: 0..pages,
+        sample: None,
+        drafts: 0,
+        mask: None,
+    };
+    StepPlan {
+        id: StepId(id),
+        replica: ReplicaId(0),
+        rows: vec![row],
+        tokens,
+        page_tables: (1..=pages).map(PageId::new).collect(),
+        copies: Vec::new(),
+        after: Vec::new(),
+    }
+}

@@ -1,0 +1,219 @@
+//! The CPU backend: runs step plans with the model's mathematics over a paged KV arena.
+//!
+//! `launch` checks a plan against the arena and the vocabulary and queues it; `wait` computes the
+//! oldest one. All rows of a step go through each layer together, prefill chunks and decodes
+//! alike: one product over all tokens of the step, K and V stored first and read back by the
+//! attention. Only rows that sample reach the output matrix. The kernels keep one accumulation
+//! order per element, and nothing here depends on which rows share a step, so a text is the same
+//! alone or batched, warm or cold, with one or two steps in flight.
+//!
+//! A step that fails leaves no trace but in pages of its own rows, and a row that would continue
+//! from a failed step is left out and answers with no token.
+
+mod buffers;
+mod copies;
+mod forward;
+mod plan_check;
+mod sampling;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use rootstock::memory::{CopyEngine, KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId};
+use rootstock::radix::Token;
+use rootstock::scheduler::{StepOutput, StepPlan};
+use rootstock::{Backend, Caps, StepError};
+use rootstock_kernels::ThreadPool;
+
+pub use copies::ArenaCopies;
+
+use crate::error::EngineError;
+use crate::model::{Model, ModelConfig};
+use buffers::Buffers;
+
+/// How a backend is set up.
+#[derive(Clone, Debug)]
+pub struct CpuBackendConfig {
+    /// Usable pages of the device arena.
+    pub pages: u32,
+    /// Tokens a page.
+    pub page_tokens: u32,
+    /// Element type of K and V in the arena.
+    pub kv_dtype: KvDtype,
+    /// Threads that compute a step, the engine's own included.
+    pub threads: usize,
+    /// Steps that may be launched and not yet waited for: 1 or 2.
+    pub max_in_flight: u8,
+    /// Copies to the host tier that may wait.
+    pub copy_queue: usize,
+}
+
+impl Default for CpuBackendConfig {
+    fn default() -> Self {
+        Self {
+            pages: 1024,
+            page_tokens: 16,
+            kv_dtype: KvDtype::F16,
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            max_in_flight: 1,
+            copy_queue: 64,
+        }
+    }
+}
+
+/// An arena that the engine and the copy worker take turns with, a layer or a page at a time.
+pub type SharedArena = Arc<Mutex<KvArena>>;
+
+/// Tokens drawn by a finished step, by row, for rows that continue from it.
+#[derive(Debug)]
+struct Drawn {
+    step: StepId,
+    tokens: Vec<Option<Token>>,
+}
+
+/// Runs plans on the CPU. One per replica.
+#[derive(Debug)]
+pub struct CpuBackend {
+    model: Arc<Model>,
+    pool: ThreadPool,
+    arena: SharedArena,
+    copies: ArenaCopies,
+    caps: Caps,
+    pages: u32,
+    queue: VecDeque<StepPlan>,
+    /// The last `max_in_flight` finished steps.
+    drawn: VecDeque<Drawn>,
+    buffers: Buffers,
+}
+
+impl CpuBackend {
+    /// The layout of a model's pages.
+    ///
+    /// # Errors
+    /// A page of these sizes is empty or too large.
+    pub fn layout(
+        model: &ModelConfig,
+        page_tokens: u32,
+        dtype: KvDtype,
+    ) -> Result<KvLayout, EngineError> {
+        Ok(KvLayout::new(LayoutSpec {
+            order: LayoutOrder::PageFirst,
+            page_tokens,
+            layers: model.layers,
+            kv_heads: model.kv_heads,
+            head_dim: model.head_dim,
+            dtype,
+        })?)
+    }
+
+    /// A backend with its own device arena; `host` is the arena of the host tier, if there is one.
+    ///
+    /// # Errors
+    /// No memory for the arena, or no thread for the copies.
+    pub fn new(
+        model: Arc<Model>,
+        config: &CpuBackendConfig,
+        host: Option<SharedArena>,
+    ) -> Result<Self, EngineError> {
+        let layout = Self::layout(model.config(), config.page_tokens, config.kv_dtype)?;
+        let arena = Arc::new(Mutex::new(KvArena::new(layout, config.pages)?));
+        let copies = ArenaCopies::start(Arc::clone(&arena), host, config.copy_queue)?;
+        let dtype = match config.kv_dtype {
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+        };
+        let caps = Caps {
+            layout,
+            numerics_id: format!("{}/kv-{dtype}", model.isa().numerics_id()),
+            max_in_flight: config.max_in_flight.clamp(1, 2),
+            vocab: model.config().vocab,
+        };
+        Ok(Self {
+            pool: ThreadPool::new(config.threads),
+            arena,
+            copies,
+            caps,
+            pages: config.pages,
+            queue: VecDeque::new(),
+            drawn: VecDeque::new(),
+            buffers: Buffers::default(),
+            model,
+        })
+    }
+
+    /// Logits `[positions][vocab]` of every position of one row, in the order of its tokens: the
+    /// plan's rows are computed as in a step, nothing is sampled. For comparison with references.
+    ///
+    /// # Errors
+    /// As [`Backend::wait`].
+    pub fn logits(&mut self, plan: &StepPlan, out: &mut Vec<f32>) -> Result<(), StepError> {
+        plan_check::check(plan, &self.limits())?;
+        self.run_layers(plan)?;
+        self.all_logits(plan.id, out)
+    }
+
+    fn limits(&self) -> plan_check::Limits {
+        plan_check::Limits {
+            vocab: self.caps.vocab,
+            pages: self.pages,
+            page_tokens: self.caps.layout.page_tokens(),
+        }
+    }
+
+    fn remember(&mut self, step: StepId, output: Option<&StepOutput>) {
+        let keep = usize::from(self.caps.max_in_flight);
+        let mut slot = if self.drawn.len() >= keep { self.drawn.pop_front() } else { None }
+            .unwrap_or_else(|| Drawn { step, tokens: Vec::new() });
+        slot.step = step;
+        slot.tokens.clear();
+        if let Some(output) = output {
+            slot.tokens.extend(output.rows.iter().map(|row| row.accepted.last().copied()));
+        }
+        self.drawn.push_back(slot);
+    }
+}
+
+impl Backend for CpuBackend {
+    fn caps(&self) -> Caps {
+        self.caps.clone()
+    }
+
+    fn launch(&mut self, plan: StepPlan) -> Result<(), StepError> {
+        let max_in_flight = self.caps.max_in_flight;
+        let in_flight = u8::try_from(self.queue.len()).unwrap_or(u8::MAX);
+        if in_flight >= max_in_flight {
+            return Err(StepError::Full { step: plan.id, in_flight, max_in_flight });
+        }
+        plan_check::check(&plan, &self.limits())?;
+        self.queue.push_back(plan);
+        Ok(())
+    }
+
+    fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError> {
+        if self.queue.front().is_none_or(|plan| plan.id != step) {
+            return Err(StepError::NotInFlight { step });
+        }
+        let Some(plan) = self.queue.pop_front() else {
+            return Err(StepError::NotInFlight { step });
+        };
+        // Remembered as without tokens first: a panic below must not leave an older step's tokens
+        // where this step's are looked for.
+        self.remember(step, None);
+        self.run_layers(&plan)?;
+        let output = self.sample_rows(&plan)?;
+        if let Some(slot) = self.drawn.back_mut() {
+            slot.tokens.extend(output.rows.iter().map(|row| row.accepted.last().copied()));
+        }
+        Ok(output)
+    }
+
+    fn copies(&mut self) -> &mut dyn CopyEngine {
+        &mut self.copies
+    }
+}
+
+/// A failure of the kernels as a failure of the step.
+fn failed(step: StepId) -> impl Fn(rootstock_kernels::KernelError) -> StepError {
+    move |error| StepError::Failed { step, message: error.to_string().into() }
+}

@@ -1,0 +1,229 @@
+//! One pass of all rows of a step through all layers.
+//!
+//! Shapes: `n` tokens of the step, row after row. The arena is locked only while K and V are
+//! stored and read, so copies get their turn between layers.
+
+use std::sync::PoisonError;
+
+use rootstock::StepError;
+use rootstock::memory::StepId;
+use rootstock::scheduler::{RowInput, StepPlan};
+use rootstock_kernels::{
+    AttentionArgs, KernelError, KvRow, KvView, add, attention, matmul, matmul_group, qk_norm,
+    rms_norm, rope, silu_mul, store_kv,
+};
+
+use super::buffers::sized;
+use super::{CpuBackend, failed};
+use crate::model::{Layer, Linear};
+
+/// Rows of logits computed together: bounds their memory, and reads the output matrix once for
+/// all rows of a usual decode step.
+const LOGIT_ROWS: usize = 32;
+
+impl CpuBackend {
+    /// Computes the hidden states of all rows into `buffers.x`, and their K and V into the arena.
+    pub(super) fn run_layers(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let mut rows: Vec<KvRow<'_>> = self.buffers.take_rows();
+        self.gather(plan, &mut rows);
+        let result = if rows.is_empty() {
+            Ok(())
+        } else {
+            self.layers(&rows)
+        };
+        self.buffers.put_rows(rows);
+        result.map_err(failed(plan.id))
+    }
+
+    /// Lists tokens, positions and rows; leaves out rows whose first token never came.
+    fn gather<'p>(&mut self, plan: &'p StepPlan, rows: &mut Vec<KvRow<'p>>) {
+        let b = &mut self.buffers;
+        b.tokens.clear();
+        b.positions.clear();
+        b.starts.clear();
+        for row in &plan.rows {
+            let first = match row.input {
+                RowInput::Known => None,
+                RowInput::FromStep { step, row } => {
+                    let slot = self.drawn.iter().find(|drawn| drawn.step == step);
+                    let token = slot.and_then(|drawn| *drawn.tokens.get(row as usize)?);
+                    if token.is_none() {
+                        b.starts.push(None);
+                        continue;
+                    }
+                    token
+                }
+            };
+            let start = b.tokens.len();
+            b.starts.push(Some(start));
+            b.tokens.extend_from_slice(plan.row_tokens(row));
+            if let (Some(token), Some(slot)) = (first, b.tokens.get_mut(start)) {
+                *slot = token;
+            }
+            b.positions.extend(row.first_pos..row.first_pos + row.len);
+            let pages = plan.row_pages(row);
+            rows.push(KvRow {
+                first_pos: row.first_pos,
+                len: row.len,
+                pages,
+            });
+        }
+    }
+
+    fn layers(&mut self, rows: &[KvRow<'_>]) -> Result<(), KernelError> {
+        let config = self.model.config();
+        let dim = config.dim as usize;
+        let n = self.buffers.tokens.len();
+        let b = &mut self.buffers;
+        b.angles.set(
+            &self.model.rope.freqs,
+            &b.positions,
+            self.model.rope.magnitude,
+        );
+        let x = sized(&mut b.x, n * dim);
+        for (token, row) in b.tokens.iter().zip(x.chunks_exact_mut(dim)) {
+            self.model.embedding.embed_row(*token as usize, row)?;
+        }
+        let model = std::sync::Arc::clone(&self.model);
+        for (index, layer) in (0_u32..).zip(&model.layers) {
+            self.attend(index, layer, rows, n)?;
+            self.feed_forward(layer, n)?;
+        }
+        Ok(())
+    }
+
+    /// The attention half of a layer.
+    fn attend(
+        &mut self,
+        index: u32,
+        layer: &Layer,
+        rows: &[KvRow<'_>],
+        n: usize,
+    ) -> Result<(), KernelError> {
+        let config = self.model.config();
+        let isa = self.model.isa();
+        let b = &mut self.buffers;
+        let x = sized(&mut b.x, n * config.dim as usize);
+        let h = sized(&mut b.h, n * config.dim as usize);
+        let q = sized(&mut b.q, n * config.q_width());
+        let k = sized(&mut b.k, n * config.kv_width());
+        let v = sized(&mut b.v, n * config.kv_width());
+        rms_norm(isa, x, &layer.attn_norm, config.eps, h)?;
+        let group: &mut [(&_, &mut [f32])] = &mut [
+            (&layer.q.weight, &mut *q),
+            (&layer.k.weight, &mut *k),
+            (&layer.v.weight, &mut *v),
+        ];
+        matmul_group(&self.pool, group, h, n, &mut b.scratch)?;
+        add_bias(q, &layer.q);
+        add_bias(k, &layer.k);
+        add_bias(v, &layer.v);
+        if let Some(weight) = &layer.q_norm {
+            qk_norm(isa, q, weight, config.eps)?;
+        }
+        if let Some(weight) = &layer.k_norm {
+            qk_norm(isa, k, weight, config.eps)?;
+        }
+        let style = self.model.rope.style;
+        let head_dim = config.head_dim as usize;
+        rope(style, &b.angles, q, head_dim)?;
+        rope(style, &b.angles, k, head_dim)?;
+        let att = sized(&mut b.att, n * config.q_width());
+        {
+            let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kv = KvView::of(&mut arena)?;
+            store_kv(isa, &mut kv, index, rows, k, v)?;
+            let heads = config.heads;
+            let scale = 1.0 / (config.head_dim as f32).sqrt();
+            let args = AttentionArgs {
+                isa,
+                kv: &kv,
+                layer: index,
+                heads,
+                scale,
+                rows,
+                q,
+            };
+            attention(&self.pool, &args, att, &mut b.scratch)?;
+        }
+        matmul(
+            &self.pool,
+            &layer.attn_out.weight,
+            att,
+            n,
+            h,
+            &mut b.scratch,
+        )?;
+        add_bias(h, &layer.attn_out);
+        add(isa, x, h)
+    }
+
+    /// The feed-forward half of a layer.
+    fn feed_forward(&mut self, layer: &Layer, n: usize) -> Result<(), KernelError> {
+        let config = self.model.config();
+        let isa = self.model.isa();
+        let b = &mut self.buffers;
+        let x = sized(&mut b.x, n * config.dim as usize);
+        let h = sized(&mut b.h, n * config.dim as usize);
+        let gate = sized(&mut b.gate, n * config.ffn as usize);
+        let up = sized(&mut b.up, n * config.ffn as usize);
+        rms_norm(isa, x, &layer.ffn_norm, config.eps, h)?;
+        let group: &mut [(&_, &mut [f32])] = &mut [
+            (&layer.gate.weight, &mut *gate),
+            (&layer.up.weight, &mut *up),
+        ];
+        matmul_group(&self.pool, group, h, n, &mut b.scratch)?;
+        add_bias(gate, &layer.gate);
+        add_bias(up, &layer.up);
+        silu_mul(isa, gate, up)?;
+        matmul(&self.pool, &layer.down.weight, gate, n, h, &mut b.scratch)?;
+        add_bias(h, &layer.down);
+        add(isa, x, h)
+    }
+
+    /// Logits of up to `LOGIT_ROWS` tokens of the step, given by index, into `buffers.logits`.
+    pub(super) fn logits_of(&mut self, tokens: &[usize]) -> Result<&mut [f32], KernelError> {
+        let config = self.model.config();
+        let (dim, vocab) = (config.dim as usize, config.vocab as usize);
+        let b = &mut self.buffers;
+        let m = tokens.len();
+        let h = sized(&mut b.h, m * dim);
+        for (&token, row) in tokens.iter().zip(h.chunks_exact_mut(dim)) {
+            let x = b.x.get(token * dim..(token + 1) * dim).unwrap_or_default();
+            rms_norm(
+                self.model.isa(),
+                x,
+                &self.model.output_norm,
+                config.eps,
+                row,
+            )?;
+        }
+        let logits = sized(&mut b.logits, m * vocab);
+        matmul(&self.pool, self.model.head(), h, m, logits, &mut b.scratch)?;
+        Ok(logits)
+    }
+
+    pub(super) fn all_logits(&mut self, step: StepId, out: &mut Vec<f32>) -> Result<(), StepError> {
+        let all: Vec<usize> = (0..self.buffers.tokens.len()).collect();
+        for some in all.chunks(LOGIT_ROWS) {
+            out.extend_from_slice(self.logits_of(some).map_err(failed(step))?);
+        }
+        Ok(())
+    }
+
+    /// How many rows of logits are computed together.
+    pub(super) const fn logit_rows() -> usize {
+        LOGIT_ROWS
+    }
+}
+
+/// Adds the bias, if there is one, to each row of `[n][out]`.
+fn add_bias(rows: &mut [f32], linear: &Linear) {
+    if let Some(bias) = &linear.bias {
+        for row in rows.chunks_exact_mut(bias.len()) {
+            for (value, bias) in row.iter_mut().zip(bias) {
+                *value += bias;
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! From the core's events to the channels of the tickets.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rootstock::memory::Nanos;
+use rootstock::scheduler::{Emit, FinishReason, RequestId, Usage};
+
+use super::core_thread::CoreThread;
+use super::request::{Control, Event};
+
+/// A request without its final event yet.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) request: RequestId,
+    pub(super) control: Arc<Control>,
+    events: flume::Sender<Event>,
+    first_token: Option<Nanos>,
+    tokens: u64,
+}
+
+impl Live {
+    pub(super) fn new(
+        request: RequestId,
+        events: flume::Sender<Event>,
+        control: Arc<Control>,
+    ) -> Self {
+        Self {
+            request,
+            control,
+            events,
+            first_token: None,
+            tokens: 0,
+        }
+    }
+}
+
+impl CoreThread {
+    /// Hands all events so far to their readers and counts them.
+    pub(super) fn deliver(&mut self, now: Nanos) {
+        let mut emits = std::mem::take(&mut self.emits);
+        self.core.drain_emits(&mut emits);
+        for emit in emits.drain(..) {
+            self.deliver_one(emit, now);
+        }
+        self.emits = emits;
+    }
+
+    fn deliver_one(&mut self, emit: Emit, now: Nanos) {
+        let label = emit.label();
+        let Some(live) = self.live.get_mut(&label) else {
+            return;
+        };
+        let event = match emit {
+            Emit::Started {
+                cached,
+                prompt_tokens,
+                ..
+            } => {
+                self.stats.prompt_tokens += u64::from(prompt_tokens);
+                self.stats.cached.add(cached);
+                Event::Started {
+                    cached,
+                    prompt_tokens,
+                }
+            }
+            Emit::Tokens {
+                tokens, logprobs, ..
+            } => {
+                self.stats.generated_tokens += tokens.len() as u64;
+                live.tokens += tokens.len() as u64;
+                live.first_token.get_or_insert(now);
+                Event::Tokens { tokens, logprobs }
+            }
+            Emit::Final { reason, usage, .. } => {
+                self.stats.finished.count(reason);
+                self.stats.queue_s.observe(usage.queue_ns);
+                if let Some(ttft) = usage.ttft_ns {
+                    self.stats.ttft_s.observe(ttft);
+                }
+                if let (Some(first), 2..) = (live.first_token, live.tokens) {
+                    self.stats
+                        .tpot_s
+                        .observe(now.saturating_sub(first) / (live.tokens - 1));
+                }
+                Event::Final { reason, usage }
+            }
+        };
+        let last = matches!(event, Event::Final { .. });
+        match live.events.try_send(event) {
+            Ok(()) => {}
+            // The ticket is gone; its drop has asked for the abort already.
+            Err(flume::TrySendError::Disconnected(_)) => {}
+            Err(flume::TrySendError::Full(_)) => {
+                self.stats.events_lost += 1;
+                tracing::error!(label, "an event found its bounded channel full");
+            }
+        }
+        if last {
+            live.control.set_done();
+            self.live.remove(&label);
+        }
+    }
+
+    /// Gives every live request a final event without asking the core, which is gone.
+    pub(super) fn end_all_without_core(&mut self, reason: FinishReason) {
+        for live in std::mem::take(&mut self.live).into_values() {
+            live.control.set_done();
+            self.stats.finished.count(reason);
+            let _gone = live.events.try_send(Event::Final {
+                reason,
+                usage: Usage::default(),
+            });
+        }
+        self.shared.dead.store(true, Ordering::Release);
+    }
+}

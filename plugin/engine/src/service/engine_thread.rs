@@ -1,0 +1,229 @@
+//! The engine thread: takes plans, runs them on the backend in order, sends back the outcome.
+//!
+//! It keeps up to `max_in_flight` steps launched and waits for the oldest. A panic of the backend
+//! is caught at the call and becomes the outcome of that step. Outcomes go back in launch order.
+//! When the thread ends, for whatever reason, its last word says so.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use rootstock::memory::{CopyDone, CopyId, CopyPlan, Nanos, ReplicaId, StepId};
+use rootstock::scheduler::{StepOutput, StepPlan};
+use rootstock::{Backend, StepError};
+
+use super::clock::Clock;
+use super::core_thread::Message;
+
+/// How long the thread sleeps between looks at copies under way, when it has nothing else to do.
+const COPY_POLL: Duration = Duration::from_micros(200);
+
+/// What became of a step.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) replica: ReplicaId,
+    pub(super) step: StepId,
+    pub(super) result: Result<StepOutput, StepError>,
+    /// Time in the backend.
+    pub(super) took: Nanos,
+    /// Tokens put through the model.
+    pub(super) tokens: u64,
+}
+
+/// Everything the thread owns.
+pub(super) struct EngineThread {
+    pub(super) backend: Box<dyn Backend>,
+    pub(super) replica: ReplicaId,
+    pub(super) plans: flume::Receiver<StepPlan>,
+    pub(super) inbox: flume::Sender<Message>,
+    pub(super) clock: Clock,
+}
+
+struct Flying {
+    step: StepId,
+    tokens: u64,
+    launched: Result<(), StepError>,
+}
+
+/// Sends the last word also when the thread unwinds.
+struct LastWord {
+    replica: ReplicaId,
+    inbox: flume::Sender<Message>,
+}
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        // The core thread may have ended first; then nobody needs the word.
+        let _gone = self.inbox.send(Message::EngineGone(self.replica));
+    }
+}
+
+impl EngineThread {
+    /// Runs until the core thread hangs up or the backend is lost.
+    pub(super) fn run(mut self) {
+        let _last_word = LastWord {
+            replica: self.replica,
+            inbox: self.inbox.clone(),
+        };
+        let in_flight_max = usize::from(self.backend.caps().max_in_flight.max(1));
+        let mut flying: VecDeque<Flying> = VecDeque::new();
+        let mut copying = Copying::default();
+        loop {
+            while flying.len() < in_flight_max {
+                match self.next_plan(flying.is_empty(), !copying.under_way.is_empty()) {
+                    Next::Plan(plan) => {
+                        let flight = self.launch(plan, &mut copying);
+                        flying.push_back(flight);
+                    }
+                    Next::Nothing => break,
+                    Next::HungUp => return,
+                }
+            }
+            if let Some(oldest) = flying.pop_front()
+                && !self.land(oldest)
+            {
+                return;
+            }
+            if !self.report_copies(&mut copying) {
+                return;
+            }
+        }
+    }
+
+    fn next_plan(&self, may_wait: bool, copies_under_way: bool) -> Next {
+        let plan = if !may_wait {
+            self.plans
+                .try_recv()
+                .map_err(|error| error == flume::TryRecvError::Disconnected)
+        } else if copies_under_way {
+            let got = self.plans.recv_timeout(COPY_POLL);
+            got.map_err(|error| error == flume::RecvTimeoutError::Disconnected)
+        } else {
+            self.plans.recv().map_err(|_| true)
+        };
+        match plan {
+            Ok(plan) => Next::Plan(plan),
+            Err(false) => Next::Nothing,
+            Err(true) => Next::HungUp,
+        }
+    }
+
+    fn launch(&mut self, mut plan: StepPlan, copying: &mut Copying) -> Flying {
+        let step = plan.id;
+        let tokens = plan.rows.iter().map(|row| u64::from(row.len)).sum();
+        let copies = std::mem::take(&mut plan.copies);
+        let after = std::mem::take(&mut plan.after);
+        let launched = guard(step, || {
+            copying.submit(&mut *self.backend, copies);
+            copying.wait_for(&mut *self.backend, &after);
+            self.backend.launch(plan)
+        });
+        Flying {
+            step,
+            tokens,
+            launched,
+        }
+    }
+
+    /// Waits for a step and reports it; false: the thread has to end.
+    fn land(&mut self, flight: Flying) -> bool {
+        let step = flight.step;
+        let start = self.clock.now();
+        let result = match flight.launched {
+            Ok(()) => guard(step, || self.backend.wait(step)),
+            Err(error) => Err(error),
+        };
+        let took = self.clock.now() - start;
+        let fatal = result.as_ref().is_err_and(StepError::is_fatal);
+        let replica = self.replica;
+        let outcome = Outcome {
+            replica,
+            step,
+            result,
+            took,
+            tokens: flight.tokens,
+        };
+        self.inbox.send(Message::Step(Box::new(outcome))).is_ok() && !fatal
+    }
+
+    /// Passes acknowledgements on; false: the core thread is gone.
+    fn report_copies(&mut self, copying: &mut Copying) -> bool {
+        if !copying.under_way.is_empty() {
+            copying.poll(&mut *self.backend);
+        }
+        if copying.done.is_empty() {
+            return true;
+        }
+        let done = std::mem::take(&mut copying.done);
+        self.inbox.send(Message::Copies(done)).is_ok()
+    }
+}
+
+enum Next {
+    Plan(StepPlan),
+    Nothing,
+    HungUp,
+}
+
+/// Copies handed to the backend: those it works on, and acknowledgements not yet passed on.
+#[derive(Default)]
+struct Copying {
+    under_way: Vec<CopyId>,
+    done: Vec<CopyDone>,
+}
+
+impl Copying {
+    fn poll(&mut self, backend: &mut dyn Backend) {
+        let before = self.done.len();
+        backend.copies().poll(&mut self.done);
+        for done in self.done.iter().skip(before) {
+            self.under_way.retain(|id| *id != done.id);
+        }
+    }
+
+    /// Submits all copies, waiting for room where the queue is full.
+    fn submit(&mut self, backend: &mut dyn Backend, copies: Vec<CopyPlan>) {
+        for copy in copies {
+            self.under_way.push(copy.id);
+            let mut next = Some(copy);
+            while let Some(copy) = next.take() {
+                if let Err((copy, _full)) = backend.copies().submit(copy) {
+                    next = Some(copy);
+                    std::thread::sleep(COPY_POLL);
+                    self.poll(backend);
+                }
+            }
+        }
+    }
+
+    /// Waits until none of `after` is under way.
+    fn wait_for(&mut self, backend: &mut dyn Backend, after: &[CopyId]) {
+        while after.iter().any(|id| self.under_way.contains(id)) {
+            self.poll(backend);
+            if after.iter().any(|id| self.under_way.contains(id)) {
+                std::thread::sleep(COPY_POLL);
+            }
+        }
+    }
+}
+
+/// Runs a call of the backend; a panic becomes the outcome of the step.
+fn guard<T>(step: StepId, call: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result,
+        Err(panic) => Err(StepError::Panicked {
+            step,
+            message: text(&*panic).into(),
+        }),
+    }
+}
+
+/// The message of a panic, one line.
+pub(super) fn text(panic: &(dyn Any + Send)) -> &str {
+    let message = panic.downcast_ref::<&str>().copied();
+    let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    message
+        .and_then(|message| message.lines().next())
+        .unwrap_or("no message")
+}

@@ -1,0 +1,249 @@
+//! Starting a service: from a model file, or over any backend.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rootstock::journal::Journal;
+use rootstock::memory::ReplicaId;
+use rootstock::radix::NamespaceKey;
+use rootstock::{Backend, ServingCore};
+use rootstock_kernels::Isa;
+use sha2::{Digest, Sha256};
+
+use super::clock::Clock;
+use super::core_thread::{CoreThread, Port};
+use super::engine_thread::EngineThread;
+use super::request::RequestLimits;
+use super::stats::Stats;
+use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
+use crate::cpu_backend::{CpuBackend, CpuBackendConfig};
+use crate::error::EngineError;
+use crate::gguf::Gguf;
+use crate::model::Model;
+
+/// Bytes of each tensor that go into the model's fingerprint.
+const SAMPLE_BYTES: usize = 4096;
+
+/// What the cache key and the callers must know about a model.
+#[derive(Clone, Debug)]
+pub struct ModelIdentity {
+    /// Name shown to clients.
+    pub name: String,
+    /// Tells apart models of the same name.
+    pub revision: String,
+    /// Positions the model was made for.
+    pub context: u32,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
+}
+
+impl Service {
+    /// Loads a model onto the CPU and serves it.
+    ///
+    /// # Errors
+    /// The file or a setting is refused, by name and number.
+    pub fn start(file: &Gguf, config: ServiceConfig) -> Result<Self, EngineError> {
+        if config.page_size == 0 || config.page_size > 1024 {
+            return Err(EngineError::Config {
+                setting: "page_size",
+                found: config.page_size.to_string(),
+                wanted: "1 to 1024 tokens".to_owned(),
+            });
+        }
+        let isa = config.isa.unwrap_or_else(Isa::detect);
+        let threads = config.compute_threads();
+        let model = Arc::new(Model::load(file, isa, threads)?);
+        let sizes = model.config();
+        let layout = CpuBackend::layout(sizes, config.page_size, config.kv_dtype)?;
+        let pages = config.pages(layout.page_bytes() as u64, model.weight_bytes())?;
+        let identity = ModelIdentity {
+            name: config
+                .model_name
+                .clone()
+                .unwrap_or_else(|| sizes.name.clone()),
+            revision: fingerprint(file),
+            context: sizes.context,
+            weight_bytes: model.weight_bytes(),
+        };
+        let settings = CpuBackendConfig {
+            pages,
+            page_tokens: config.page_size,
+            kv_dtype: config.kv_dtype,
+            threads,
+            max_in_flight: config.max_in_flight,
+            ..CpuBackendConfig::default()
+        };
+        let backend = CpuBackend::new(model, &settings, None)?;
+        let config = ServiceConfig {
+            device_pages: Some(pages),
+            ..config
+        };
+        Self::start_with(config, vec![Box::new(backend)], identity)
+    }
+
+    /// Serves over given backends, one a replica. `config.device_pages` says how many pages each
+    /// has; without it the memory settings decide.
+    ///
+    /// # Errors
+    /// A setting is refused, or a thread cannot be started.
+    pub fn start_with(
+        mut config: ServiceConfig,
+        backends: Vec<Box<dyn Backend>>,
+        identity: ModelIdentity,
+    ) -> Result<Self, EngineError> {
+        let caps = backends
+            .first()
+            .map(|backend| backend.caps())
+            .ok_or_else(no_backend)?;
+        config.max_in_flight = config.max_in_flight.clamp(1, caps.max_in_flight.max(1));
+        config.page_size = caps.layout.page_tokens();
+        let page_bytes = caps.layout.page_bytes() as u64;
+        let pages = config.pages(page_bytes, identity.weight_bytes)?;
+        let max_model_len = config.model_len(identity.context)?;
+        let mut core = ServingCore::new(config.core(pages, max_model_len, backends.len()))?;
+        if let Some(sink) = config.journal.take() {
+            let journal = Journal::new(sink.writer, core.config(), sink.limits)?;
+            core.set_journal(Some(journal));
+        }
+        let info = ModelInfo {
+            name: identity.name,
+            max_model_len,
+            vocab: caps.vocab,
+            numerics_id: caps.numerics_id.clone(),
+            page_tokens: caps.layout.page_tokens(),
+            device_pages: pages,
+            page_bytes,
+            weight_bytes: identity.weight_bytes,
+        };
+        let namespace = NamespaceKey {
+            model: identity.revision,
+            numerics: caps.numerics_id,
+            lora: None,
+            salt: None,
+        };
+        let max_queue = config.max_queue;
+        let limits = RequestLimits {
+            vocab: caps.vocab,
+            max_model_len,
+            max_queue,
+        };
+        spawn(
+            core,
+            backends,
+            config.max_in_flight,
+            Parts {
+                info,
+                limits,
+                namespace,
+            },
+        )
+    }
+}
+
+struct Parts {
+    info: ModelInfo,
+    limits: RequestLimits,
+    namespace: NamespaceKey,
+}
+
+fn spawn(
+    core: ServingCore,
+    backends: Vec<Box<dyn Backend>>,
+    max_in_flight: u8,
+    parts: Parts,
+) -> Result<Service, EngineError> {
+    let clock = Clock::start();
+    let shared = Arc::new(Shared::default());
+    // Room for a full queue's worth of submissions on top of what engines and tickets say.
+    let (inbox, messages) = flume::bounded(parts.limits.max_queue as usize + 64);
+    let mut threads = Vec::new();
+    let mut ports = Vec::new();
+    for (index, backend) in (0_u16..).zip(backends) {
+        let replica = ReplicaId(index);
+        let (plans, work) = flume::bounded(usize::from(max_in_flight));
+        let inbox = inbox.clone();
+        let engine = EngineThread {
+            backend,
+            replica,
+            plans: work,
+            inbox,
+            clock,
+        };
+        threads.push(start_thread("rootstock-engine", move || engine.run())?);
+        ports.push(Port {
+            replica,
+            plans,
+            flying: VecDeque::new(),
+        });
+    }
+    let core = CoreThread {
+        core,
+        clock,
+        inbox: messages,
+        ports,
+        shared: Arc::clone(&shared),
+        namespace: parts.namespace,
+        live: BTreeMap::new(),
+        next_label: 1,
+        stats: Stats::default(),
+        emits: Vec::new(),
+        when_idle: Vec::new(),
+        dirty: false,
+    };
+    threads.push(start_thread("rootstock-core", move || core.run())?);
+    let inner = Inner {
+        inbox,
+        shared,
+        info: parts.info,
+        limits: parts.limits,
+        threads: Mutex::new(threads),
+    };
+    Ok(Service {
+        inner: Arc::new(inner),
+    })
+}
+
+fn start_thread(
+    name: &'static str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, EngineError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map_err(|source| EngineError::Thread {
+            thread: name,
+            source,
+        })
+}
+
+fn no_backend() -> EngineError {
+    EngineError::Config {
+        setting: "backends",
+        found: "0".to_owned(),
+        wanted: "at least 1".to_owned(),
+    }
+}
+
+/// Tells models apart by header and a sample of each tensor; the same file always gives the same.
+fn fingerprint(file: &Gguf) -> String {
+    let mut hash = Sha256::new();
+    for (key, value) in file.values() {
+        hash.update(key.as_bytes());
+        hash.update(format!("{value:?}").as_bytes());
+    }
+    for info in file.tensors() {
+        hash.update(format!("{info:?}").as_bytes());
+        if let Some(tensor) = file.tensor(info.name()) {
+            let end = tensor.data.len().min(SAMPLE_BYTES);
+            hash.update(tensor.data.get(..end).unwrap_or_default());
+            let start = tensor.data.len() - end;
+            hash.update(tensor.data.get(start..).unwrap_or_default());
+        }
+    }
+    hash.finalize()
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
