@@ -3,8 +3,10 @@
 //! The hash is XXH3-64 over a canonical byte string. Each struct is taken apart by name, so a
 //! field added to a plan does not compile until it is hashed. Lists are preceded by their length.
 
+use std::ops::Range;
+
 use rootstock_memory::{PageId, StepId};
-use rootstock_scheduler::{History, Row, SampleSpec, StepPlan};
+use rootstock_scheduler::{History, Row, RowInput, SampleSpec, SamplingParams, StepPlan};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -125,14 +127,27 @@ impl PlanHasher {
             mask,
         } = row;
         self.u64(request.0);
-        self.value(ns);
-        self.value(tokens);
-        self.value(input);
+        self.u64(ns.get());
+        self.range(tokens);
+        match input {
+            RowInput::Known => self.u32(0),
+            RowInput::FromStep { step, row } => {
+                self.u32(1);
+                self.u64(step.0);
+                self.u32(*row);
+            }
+        }
         self.u32(*first_pos);
         self.u32(*len);
-        self.value(pages);
-        self.value(drafts);
-        self.value(mask);
+        self.range(pages);
+        self.u32(u32::from(*drafts));
+        match mask {
+            None => self.u32(0),
+            Some(mask) => {
+                self.u32(1);
+                self.u64(mask.0);
+            }
+        }
         match sample {
             None => self.u32(0),
             Some(sample) => {
@@ -149,7 +164,7 @@ impl PlanHasher {
             suppress,
             history,
         } = sample;
-        self.value(params.as_ref());
+        self.params(params);
         self.u32(*output_index);
         self.u32(u32::from(suppress.is_some()));
         self.u32s(suppress.as_deref().unwrap_or_default());
@@ -166,8 +181,42 @@ impl PlanHasher {
         }
     }
 
+    fn params(&mut self, params: &SamplingParams) {
+        let SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            logit_bias,
+            logprobs,
+        } = params;
+        for number in [temperature, top_p, min_p] {
+            self.u32(number.to_bits());
+        }
+        for number in [repetition_penalty, frequency_penalty, presence_penalty] {
+            self.u32(number.to_bits());
+        }
+        self.u32(*top_k);
+        self.u64(*seed);
+        self.len(logit_bias.len());
+        for (token, bias) in logit_bias {
+            self.u32(*token);
+            self.u32(bias.to_bits());
+        }
+        self.u32(logprobs.map_or(u32::MAX, u32::from));
+    }
+
     fn u32(&mut self, word: u32) {
         self.bytes.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn range(&mut self, range: &Range<u32>) {
+        self.u32(range.start);
+        self.u32(range.end);
     }
 
     fn u64(&mut self, word: u64) {
@@ -179,15 +228,24 @@ impl PlanHasher {
     }
 
     fn u32s(&mut self, words: &[u32]) {
-        self.len(words.len());
-        self.bytes
-            .extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        self.list(words, |word| *word);
     }
 
     fn pages(&mut self, pages: &[PageId]) {
-        self.len(pages.len());
-        self.bytes
-            .extend(pages.iter().flat_map(|page| page.get().to_le_bytes()));
+        self.list(pages, |page| page.get());
+    }
+
+    /// Block by block, so that the long lists of a plan are copied by vector instructions.
+    fn list<T>(&mut self, items: &[T], word: impl Fn(&T) -> u32) {
+        self.len(items.len());
+        self.bytes.reserve(4 * items.len());
+        for block in items.chunks(64) {
+            let mut bytes = [0; 256];
+            for (slot, item) in bytes.chunks_exact_mut(4).zip(block) {
+                slot.copy_from_slice(&word(item).to_le_bytes());
+            }
+            self.bytes.extend_from_slice(&bytes[..4 * block.len()]);
+        }
     }
 
     /// A plain value in postcard's form, which is self-delimiting for a known type.
