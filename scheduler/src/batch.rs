@@ -6,6 +6,8 @@
 //! that does not fit is passed by others until its patience (the aging period) is over; from
 //! then on pages are left to gather for it.
 //!
+//! What is left of the budget lets rows guess ahead, where the backend speculates.
+//!
 //! Rows are drafted first and committed last. Until then a row can still be withdrawn, because
 //! its request is chosen to give way to a more important one.
 
@@ -104,6 +106,7 @@ impl Scheduler {
             let denied = self.plan_prompts(cx, &mut draft);
             self.admit_by_rank(cx, &mut draft);
             if !draft.rows.is_empty() || !draft.copies.is_empty() {
+                self.plan_guesses(cx, &mut draft);
                 return Some(self.commit(draft));
             }
             match denied.filter(|_| self.running.is_empty() && self.draining.is_empty()) {
@@ -134,7 +137,8 @@ impl Scheduler {
     }
 
     fn plan_decodes(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
-        for id in self.decode_order() {
+        let order = self.decode_order(draft.budget as usize);
+        for id in order {
             let ready = self
                 .live
                 .get(&id)
@@ -156,14 +160,13 @@ impl Scheduler {
 
     /// Decoding requests, last to give way first; when the budget is too small for all, those
     /// that have not been served for longest.
-    fn decode_order(&self) -> Vec<RequestId> {
+    fn decode_order(&self, budget: usize) -> Vec<RequestId> {
         let mut ready: Vec<&Live> = self
             .running
             .iter()
             .map(|id| &self.live[id])
             .filter(|live| live.next() == Next::Decode)
             .collect();
-        let budget = self.cfg.step_tokens as usize;
         if ready.len() > budget {
             ready.sort_by_key(|live| (live.running().and_then(|run| run.last_row), live.id));
             ready.truncate(budget);
@@ -278,7 +281,7 @@ impl Scheduler {
         run.launched = run.launched.max(run.hold.leased_tokens());
     }
 
-    /// Drafts a row of `len` positions, and drafts to verify where pages allow.
+    /// Drafts a row of `len` positions.
     fn plan_row(
         &mut self,
         cx: &mut Cx<'_>,
@@ -289,8 +292,6 @@ impl Scheduler {
         let page_tokens = self.cfg.page_tokens;
         let live = self.live.get_mut(&id).expect("a running request is live");
         let known = live.len();
-        let room = live.output_max - live.output_len();
-        let plain = !live.sampling.has_penalties() && live.output_len() >= live.suppress_until();
         let Some(run) = live.running_mut() else {
             return Ok(());
         };
@@ -300,28 +301,47 @@ impl Scheduler {
             .hold
             .take(cx.cache, pages_for(end, page_tokens), cx.now)?;
         draft.copies.append(&mut copies);
-        let mut drafts = 0;
-        if draws && run.pending == 0 && plain {
-            let wanted = u32::from(self.cfg.max_drafts)
-                .min(room - 1)
-                .min(draft.budget - len);
-            let pages = pages_for(end + wanted, page_tokens);
-            if let Ok(mut copies) = run.hold.take(cx.cache, pages, cx.now) {
-                draft.copies.append(&mut copies);
-            }
-            let slots = count(run.hold.table().len()) * page_tokens - end;
-            drafts = u8::try_from(wanted.min(slots)).unwrap_or(u8::MAX);
-        }
         let from = if run.pending > 0 { run.last_row } else { None };
         draft.push(DraftRow {
             id,
             first_pos: run.launched,
             len,
-            drafts,
+            drafts: 0,
             draws,
             from,
         });
         Ok(())
+    }
+
+    /// Lets rows that draw guess on with what nobody else needs of budget and pages.
+    fn plan_guesses(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
+        let page_tokens = self.cfg.page_tokens;
+        for row in draft
+            .rows
+            .iter_mut()
+            .filter(|row| row.draws && row.from.is_none())
+        {
+            let live = self
+                .live
+                .get_mut(&row.id)
+                .expect("a drafted row is of a live request");
+            if !live.can_draft(live.output_len()) {
+                continue;
+            }
+            let room = live.output_max - live.output_len() - 1;
+            let wanted = u32::from(self.cfg.max_drafts).min(room).min(draft.budget);
+            let Some(run) = live.running_mut() else {
+                continue;
+            };
+            let end = row.first_pos + row.len;
+            let pages = pages_for(end + wanted, page_tokens);
+            if let Ok(mut copies) = run.hold.take(cx.cache, pages, cx.now) {
+                draft.copies.append(&mut copies);
+            }
+            let slots = count(run.hold.table().len()) * page_tokens - end;
+            row.drafts = u8::try_from(wanted.min(slots)).unwrap_or(u8::MAX);
+            draft.budget -= u32::from(row.drafts);
+        }
     }
 
     /// Turns a draft into a plan and its rows into rows in flight.

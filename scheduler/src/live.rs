@@ -20,6 +20,7 @@ use rootstock_memory::{Nanos, StepId};
 use rootstock_radix::{Hints, Key, NamespaceId, Token};
 use smallvec::SmallVec;
 
+use crate::config::SchedulerConfig;
 use crate::emit::{CachedTokens, Usage};
 use crate::holding::Holding;
 use crate::policy::{KeyParts, Order, seconds_to_ns};
@@ -73,6 +74,8 @@ pub(crate) struct Live {
     pub(crate) output_max: u32,
     pub(crate) output_min: u32,
     pub(crate) ignore_eos: bool,
+    /// Whether its decode rows may guess several tokens.
+    pub(crate) drafts: bool,
     pub(crate) arrival: Nanos,
     pub(crate) first_admission: Option<(Nanos, CachedTokens)>,
     pub(crate) first_token: Option<Nanos>,
@@ -141,8 +144,9 @@ pub(crate) enum Next {
 }
 
 impl Live {
-    pub(crate) fn new(id: RequestId, new: NewRequest, model_len: u32, now: Nanos) -> Self {
+    pub(crate) fn new(id: RequestId, new: NewRequest, cfg: &SchedulerConfig, now: Nanos) -> Self {
         let prompt_tokens = count(new.tokens.len());
+        let drafts = cfg.max_drafts > 0 && !new.sampling.has_penalties();
         Self {
             id,
             label: new.label,
@@ -154,9 +158,10 @@ impl Live {
             stop_tokens: new.stop_tokens.into(),
             tokens: new.tokens,
             prompt_tokens,
-            output_max: new.max_tokens.min(model_len - prompt_tokens),
+            output_max: new.max_tokens.min(cfg.max_model_len - prompt_tokens),
             output_min: new.min_tokens,
             ignore_eos: new.ignore_eos,
+            drafts,
             arrival: now,
             first_admission: None,
             first_token: None,
@@ -176,6 +181,12 @@ impl Live {
 
     pub(crate) fn output_len(&self) -> u32 {
         self.len() - self.prompt_tokens
+    }
+
+    /// Whether the row that draws output token `index` may guess the ones after it. Such rows do
+    /// not run ahead of results: how far they get is open.
+    pub(crate) fn can_draft(&self, index: u32) -> bool {
+        self.drafts && index >= self.suppress_until()
     }
 
     /// Output length below which stop tokens must not be drawn.
@@ -278,8 +289,9 @@ impl Live {
                 Next::Decode
             };
         }
-        let enough = self.output_len() + run.pending >= self.output_max;
-        if enough || self.sampling.has_penalties() {
+        let made = self.output_len() + run.pending;
+        let open = self.sampling.has_penalties() || self.can_draft(made);
+        if open || made >= self.output_max {
             Next::Wait
         } else {
             Next::Decode

@@ -110,7 +110,7 @@ impl Scheduler {
         }
         let id = RequestId::new(self.cfg.replica, self.next_request);
         self.next_request += 1;
-        let mut live = Live::new(id, new, self.cfg.max_model_len, now);
+        let mut live = Live::new(id, new, &self.cfg, now);
         if self.order.uses_cache() {
             live.cached_probe = self.probe(cache, &live);
         }

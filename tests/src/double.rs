@@ -126,6 +126,9 @@ impl EngineDouble {
     }
 
     /// Takes a plan, and looks for pages that another step in flight still writes.
+    ///
+    /// # Panics
+    /// With more copies under way than it takes.
     pub fn launch(&mut self, plan: StepPlan) {
         for row in &plan.rows {
             let table = plan.row_pages(row);

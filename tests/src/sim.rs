@@ -349,7 +349,9 @@ impl Sim {
                 }
                 self.live.push(id);
             }
-            other => self.log(Event::NotAdded(format!("{other:?}"))),
+            other @ (Admission::Deferred { .. } | Admission::Rejected(_)) => {
+                self.log(Event::NotAdded(format!("{other:?}")));
+            }
         }
         Ok(())
     }
@@ -435,9 +437,10 @@ impl Sim {
             self.log(Event::Asked(id, reason));
             self.report.events += 1;
             let had = self.clients[&id].reason.is_some();
-            let end = match reason {
-                FinishReason::Aborted => self.scheduler.abort(&mut self.cache, id, self.now),
-                _ => self.scheduler.finish(&mut self.cache, id, reason, self.now),
+            let end = if reason == FinishReason::Aborted {
+                self.scheduler.abort(&mut self.cache, id, self.now)
+            } else {
+                self.scheduler.finish(&mut self.cache, id, reason, self.now)
             };
             if end.is_some() == had {
                 return Err(format!(

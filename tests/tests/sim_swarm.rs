@@ -70,14 +70,17 @@ fn the_same_seed_gives_the_same_plans() {
 
 #[test]
 fn every_planted_fault_is_found() {
-    let plants: [(&str, fn(u32) -> Planted); 4] = [
-        ("a lost write", Planted::LostWrite),
-        ("a wrong token", Planted::WrongCount),
-        ("two pages swapped in a table", Planted::SwappedPages),
-        ("a page of another request in a table", Planted::ForeignPage),
+    let plants = [
+        ("a lost write", Planted::LostWrite(20)),
+        ("a wrong token", Planted::WrongCount(20)),
+        ("two pages swapped in a table", Planted::SwappedPages(20)),
+        (
+            "a page of another request in a table",
+            Planted::ForeignPage(20),
+        ),
     ];
     for (name, plant) in plants {
-        let found = (0..40).find(|&seed| run(Swarm::of(seed), plant(20)).is_err());
+        let found = (0..40).find(|&seed| run(Swarm::of(seed), plant).is_err());
         println!("{name}: found by seed {found:?}");
         assert!(found.is_some(), "{name} was not found by 40 seeds");
     }
