@@ -1,9 +1,9 @@
 //! The journal: every input of the core, written as it happens, replayed bit for bit.
 //!
 //! The core is a function of its configuration and its inputs, so a recorded run is a test case.
-//! [`Journal`] writes each input in front of its effect and, after each `schedule`, the hash of
-//! the whole plan. [`replay`] builds a core from the header, feeds it the inputs and compares the
-//! hashes. [`JournalReader`] gives the entries themselves to tools.
+//! [`Journal`] writes each input in front of its effect and, after each `schedule`, a hash of
+//! the whole plan and one of all events before it. [`replay`] builds a core from the header, feeds
+//! it the inputs and compares the hashes. [`JournalReader`] gives the entries themselves to tools.
 //!
 //! The caller hands in the sink: the core opens no files. The sink is written on the core's
 //! thread in pieces of 64 KiB, so hand in one that does not block for long. Bytes are bounded:
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
-use rootstock_scheduler::StepPlan;
+use rootstock_scheduler::{Emit, StepPlan};
 use serde::{Deserialize, Serialize};
 
 use crate::config::CoreConfig;
@@ -247,6 +247,13 @@ impl Journal {
         self.count(grown);
         if self.collected.len() >= WRITE_BYTES {
             self.write_or_fail();
+        }
+    }
+
+    /// Takes in the events of one call; they are part of the next mark.
+    pub(crate) fn hear(&mut self, emits: &[Emit]) {
+        if self.stats.state == JournalState::Recording {
+            self.hasher.hear(emits);
         }
     }
 

@@ -24,7 +24,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (gpu, tokens) = (ReplicaId(0), (0..64).collect::<Vec<u32>>());
-//! let mut cache = PrefixCache::new(&CacheConfig { device_pages: vec![100], ..Default::default() })?;
+//! let config = CacheConfig { device_pages: vec![100], ..CacheConfig::default() };
+//! let mut cache = PrefixCache::new(&config)?;
 //! let ns = cache.namespace(&NamespaceKey { model: "m".into(), ..Default::default() })?;
 //! let mut found = cache.match_lease(Key { ns, tokens: &tokens }, gpu, 63, 0);
 //! let (mut room, _) = cache.reserve(TierId::Device(gpu), 4, 0)?; // evicts what is worth least

@@ -127,7 +127,9 @@ impl ServingCore {
         };
         let emit = scheduler.abort(&mut self.cache, request, now);
         let ended = emit.is_some();
+        let before = self.emits.len();
         self.emits.extend(emit);
+        self.heard(before);
         ended
     }
 
@@ -140,7 +142,9 @@ impl ServingCore {
         };
         let emit = scheduler.finish(&mut self.cache, request, reason, now);
         let ended = emit.is_some();
+        let before = self.emits.len();
         self.emits.extend(emit);
+        self.heard(before);
         ended
     }
 
@@ -148,9 +152,11 @@ impl ServingCore {
     /// are out as may be, or when there is no such replica.
     pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
         self.input(now, || Entry::Schedule(replica, now));
+        let before = self.emits.len();
         let scheduler = self.schedulers.get_mut(replica_index(replica));
         let plan = scheduler
             .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
+        self.heard(before);
         if let Some(journal) = &mut self.journal {
             journal.record_plan(plan.as_ref());
         }
@@ -163,18 +169,22 @@ impl ServingCore {
         self.input(now, || {
             Entry::Complete(replica, step, Cow::Borrowed(output), now)
         });
+        let before = self.emits.len();
         if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
             scheduler.complete(&mut self.cache, step, output, now, &mut self.emits);
         }
+        self.heard(before);
     }
 
     /// Gives up a step that failed: its requests end as failed, their pages come back, nothing of
     /// them is matchable. A step that is not out is ignored.
     pub fn fail_step(&mut self, replica: ReplicaId, step: StepId, now: Nanos) {
         self.input(now, || Entry::FailStep(replica, step, now));
+        let before = self.emits.len();
         if let Some(scheduler) = self.schedulers.get_mut(replica_index(replica)) {
             scheduler.fail_step(&mut self.cache, step, now, &mut self.emits);
         }
+        self.heard(before);
     }
 
     /// Takes the acknowledgement of a copy.
@@ -208,7 +218,9 @@ impl ServingCore {
     /// of time. Each live request gets its final event; results that still come are ignored.
     pub fn end_all(&mut self, now: Nanos) {
         self.input(now, || Entry::EndAll(now));
+        let before = self.emits.len();
         self.end_all_unrecorded(now);
+        self.heard(before);
     }
 
     fn end_all_unrecorded(&mut self, now: Nanos) {
@@ -300,6 +312,13 @@ impl ServingCore {
         (0..self.schedulers.len())
             .min_by_key(|index| (cost(*index), *index))
             .unwrap_or(0)
+    }
+
+    /// Tells the journal which events a call has added.
+    fn heard(&mut self, before: usize) {
+        if let Some(journal) = &mut self.journal {
+            journal.hear(&self.emits[before..]);
+        }
     }
 
     /// Records an input in front of its effect.

@@ -153,5 +153,10 @@ fn the_hash_of_a_plan_is_the_same_on_every_machine() {
     let mark = PlanHasher::default().mark(Some(&plan(ns)));
     // Another value here is another form of the journal: raise JOURNAL_VERSION with it.
     assert_eq!(format!("{:016x}", mark.hash), "23959f7b2ba3e756");
-    assert_eq!(PlanHasher::default().mark(None).to_string(), "no plan");
+    assert!(
+        PlanHasher::default()
+            .mark(None)
+            .to_string()
+            .starts_with("no plan")
+    );
 }

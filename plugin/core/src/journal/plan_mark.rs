@@ -1,4 +1,5 @@
-//! What a journal keeps of a plan: a hash over all its fields, and a summary for people.
+//! What a journal keeps of a plan: a hash over all its fields, a hash over what callers heard up to
+//! it, and a summary for people.
 //!
 //! The hash is XXH3-64 over a canonical byte string. Each struct is taken apart by name, so a
 //! field added to a plan does not compile until it is hashed. Lists are preceded by their length.
@@ -6,15 +7,17 @@
 use std::ops::Range;
 
 use rootstock_memory::{PageId, StepId};
-use rootstock_scheduler::{History, Row, RowInput, SampleSpec, SamplingParams, StepPlan};
+use rootstock_scheduler::{Emit, History, Row, RowInput, SampleSpec, SamplingParams, StepPlan};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// A plan's mark in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMark {
     /// Hash over all fields; 0 when there was no plan.
     pub hash: u64,
+    /// Chained hash over all events of all calls before the plan was taken.
+    pub heard: u64,
     /// The plan in numbers; None when there was no plan.
     pub summary: Option<PlanSummary>,
 }
@@ -38,8 +41,9 @@ pub struct PlanSummary {
 
 impl std::fmt::Display for PlanMark {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let heard = self.heard;
         let Some(summary) = self.summary else {
-            return write!(f, "no plan");
+            return write!(f, "no plan, events {heard:016x}");
         };
         let PlanSummary {
             step,
@@ -52,7 +56,7 @@ impl std::fmt::Display for PlanMark {
         write!(
             f,
             "step {}: {rows} rows ({sampled} sample), {tokens} tokens, {pages} table entries, \
-             {copies} copies, hash {:016x}",
+             {copies} copies, hash {:016x}, events {heard:016x}",
             step.0, self.hash
         )
     }
@@ -62,6 +66,7 @@ impl std::fmt::Display for PlanMark {
 #[derive(Debug, Default)]
 pub struct PlanHasher {
     bytes: Vec<u8>,
+    heard: u64,
 }
 
 impl PlanHasher {
@@ -70,8 +75,12 @@ impl PlanHasher {
     /// # Cost
     /// Linear in the plan's tokens and page tables; no allocation once the buffer has grown.
     pub fn mark(&mut self, plan: Option<&StepPlan>) -> PlanMark {
+        let heard = self.heard;
         let Some(plan) = plan else {
-            return PlanMark::default();
+            return PlanMark {
+                heard,
+                ..PlanMark::default()
+            };
         };
         self.bytes.clear();
         self.plan(plan);
@@ -87,8 +96,21 @@ impl PlanHasher {
         };
         PlanMark {
             hash: xxh3_64(&self.bytes),
+            heard,
             summary: Some(summary),
         }
+    }
+
+    /// Takes in the events of one call, in order.
+    pub fn hear(&mut self, emits: &[Emit]) {
+        if emits.is_empty() {
+            return;
+        }
+        self.bytes.clear();
+        for emit in emits {
+            self.value(emit);
+        }
+        self.heard = xxh3_64_with_seed(&self.bytes, self.heard);
     }
 
     fn plan(&mut self, plan: &StepPlan) {

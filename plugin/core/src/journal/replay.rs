@@ -1,4 +1,5 @@
-//! Feeding a journal to a new core and comparing each plan with the recorded one.
+//! Feeding a journal to a new core and comparing each plan, and the events before it, with the
+//! recorded ones.
 //!
 //! A journal comes from outside: torn, damaged, of another version or made up, it ends in an error
 //! value or in a report, never in a panic. Memory follows the bytes that are really there and the
@@ -197,6 +198,7 @@ impl Player {
             Entry::Finish(request, reason, now) => _ = core.finish(request, reason, now),
             Entry::Schedule(replica, now) => {
                 let plan = core.schedule(replica, now);
+                self.hear(core);
                 self.made = Some(self.hasher.mark(plan.as_ref()));
             }
             Entry::Complete(replica, step, output, now) => {
@@ -210,10 +212,15 @@ impl Player {
             Entry::EndAll(now) => core.end_all(now),
             Entry::Plan(_) | Entry::Full | Entry::Closed => {}
         }
+        self.hear(core);
+        Ok(())
+    }
+
+    fn hear(&mut self, core: &mut ServingCore) {
         core.drain_emits(&mut self.drained);
+        self.hasher.hear(&self.drained);
         self.emits += self.drained.len() as u64;
         self.drained.clear();
-        Ok(())
     }
 
     fn compare(&mut self, recorded: PlanMark, replayed: PlanMark) {
