@@ -20,6 +20,7 @@ mod jobs;
 mod mooncake;
 mod optimum;
 mod plot;
+mod policy;
 mod read;
 mod report;
 mod request_trace;
@@ -33,6 +34,7 @@ use read::TraceFile;
 use report::{INFINITE, OPTIMUM, ratio};
 
 pub use error::ReplayError;
+pub use policy::{Policy, UnknownPolicy};
 pub use read::TraceForm;
 pub use report::{Entry, Report};
 
@@ -47,7 +49,7 @@ const DEFAULT_PARTS: [u32; 6] = [32, 16, 8, 4, 2, 1];
 pub struct ReplayFlags {
     /// Policies, separated by commas; lru is always among them [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "trace")]
-    pub policies: Vec<PolicyKind>,
+    pub policies: Vec<Policy>,
     /// Capacities in tokens, separated by commas [default: 1/32 to all of the trace's blocks]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
     pub capacity: Vec<u64>,
@@ -78,8 +80,13 @@ pub fn run(trace: &Path, flags: &ReplayFlags, out: &mut dyn Write) -> Result<(),
     } else {
         report.table() + &report.closing()
     };
-    let failed = |source| ReplayError::File { path: PathBuf::from("standard output"), source };
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(failed)
+    let failed = |source| ReplayError::File {
+        path: PathBuf::from("standard output"),
+        source,
+    };
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(failed)
 }
 
 /// Reads the trace and replays it at every policy and capacity.
@@ -94,21 +101,32 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
     let policies = policies(&flags.policies).into_iter().map(Line::Policy);
     let jobs: Vec<Job> = policies
         .chain([Line::Optimum])
-        .flat_map(|line| capacities.iter().map(move |&(tokens, blocks)| Job { line, tokens, blocks }))
+        .flat_map(|line| {
+            capacities.iter().map(move |&(tokens, blocks)| Job {
+                line,
+                tokens,
+                blocks,
+            })
+        })
         .collect();
-    let replaying = bar("replaying", "{human_pos} of {human_len} requests, {per_sec}");
+    let replaying = bar(
+        "replaying",
+        "{human_pos} of {human_len} requests, {per_sec}",
+    );
     replaying.set_length(file.trace.len() as u64 * jobs.len() as u64);
     let outcomes = jobs::run_all(&file.trace, &jobs, &replaying)?;
     replaying.finish_and_clear();
     Ok(gather(trace, &file, &jobs, &outcomes))
 }
 
-/// The policies to replay: `lru`, then the others in the order of the cache.
-fn policies(asked: &[PolicyKind]) -> Vec<PolicyKind> {
-    let wanted = |kind: &PolicyKind| {
-        *kind == PolicyKind::Lru || asked.is_empty() || asked.contains(kind)
-    };
-    PolicyKind::ALL.iter().copied().filter(wanted).collect()
+/// The policies to replay: those asked for and `lru`, or all, in the order of the cache.
+fn policies(asked: &[Policy]) -> Vec<Policy> {
+    let wanted = |policy: &Policy| is_lru(*policy) || asked.is_empty() || asked.contains(policy);
+    Policy::all().into_iter().filter(wanted).collect()
+}
+
+fn is_lru(policy: Policy) -> bool {
+    policy.kind == PolicyKind::Lru
 }
 
 /// The columns: tokens as asked for, and whole blocks; ascending.
@@ -119,7 +137,9 @@ fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, Replay
     if asked.is_empty() {
         let distinct = file.trace.distinct_blocks().max(1);
         let blocks = DEFAULT_PARTS.map(|part| distinct.div_ceil(part));
-        tokens = blocks.map(|count| u64::from(count) * u64::from(page_tokens)).to_vec();
+        tokens = blocks
+            .map(|count| u64::from(count) * u64::from(page_tokens))
+            .to_vec();
     }
     tokens.sort_unstable();
     tokens.dedup();
@@ -128,7 +148,11 @@ fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, Replay
         if (1..=CAPACITY_BLOCKS_MAX).contains(&blocks) {
             Ok((tokens, blocks))
         } else {
-            Err(ReplayError::Capacity { tokens, page_tokens, limit })
+            Err(ReplayError::Capacity {
+                tokens,
+                page_tokens,
+                limit,
+            })
         }
     });
     checked.collect()
@@ -138,9 +162,9 @@ fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, Replay
 fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> Report {
     let trace = &file.trace;
     let blocks = trace.total_blocks();
-    let hits_of = |line: Line, tokens: u64| {
+    let hits_of = |is: fn(Line) -> bool, tokens: u64| {
         let mut all = jobs.iter().zip(outcomes);
-        let same = all.find(|(job, _)| job.line == line && job.tokens == tokens);
+        let same = all.find(|(job, _)| is(job.line) && job.tokens == tokens);
         same.map_or(0, |(_, outcome)| outcome.hits)
     };
     let entry = |job: &Job, policy, hits, seconds| Entry {
@@ -149,17 +173,26 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         capacity_blocks: job.blocks,
         hit_blocks: hits,
         hit_ratio: ratio(hits, blocks).unwrap_or_default(),
-        times_lru: ratio(hits, hits_of(Line::Policy(PolicyKind::Lru), job.tokens)),
-        share_of_optimum: ratio(hits, hits_of(Line::Optimum, job.tokens)),
+        times_lru: ratio(hits, hits_of(is_lru_line, job.tokens)),
+        share_of_optimum: ratio(hits, hits_of(is_optimum, job.tokens)),
         seconds,
     };
     let replayed = jobs.iter().zip(outcomes).map(|(job, outcome)| {
-        entry(job, name(job.line), outcome.hits, Some(outcome.took.as_secs_f64()))
+        entry(
+            job,
+            name(job.line),
+            outcome.hits,
+            Some(outcome.took.as_secs_f64()),
+        )
     });
-    let columns = jobs.iter().filter(|job| job.line == Line::Optimum);
+    let columns = jobs.iter().filter(|job| is_optimum(job.line));
     let infinite = columns.map(|job| entry(job, INFINITE, trace.infinite_hits(), None));
     Report {
-        trace: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        trace: path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
         form: file.form,
         requests: trace.len() as u64,
         page_tokens: file.page_tokens,
@@ -173,9 +206,17 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
 
 fn name(line: Line) -> &'static str {
     match line {
-        Line::Policy(kind) => kind.name(),
+        Line::Policy(policy) => policy.name,
         Line::Optimum => OPTIMUM,
     }
+}
+
+fn is_lru_line(line: Line) -> bool {
+    matches!(line, Line::Policy(policy) if is_lru(policy))
+}
+
+fn is_optimum(line: Line) -> bool {
+    line == Line::Optimum
 }
 
 /// A progress bar on standard error, invisible where that is no terminal.
@@ -189,5 +230,8 @@ fn bar(what: &'static str, counts: &str) -> ProgressBar {
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ReplayError> {
     File::create(path)
         .and_then(|mut file| file.write_all(bytes))
-        .map_err(|source| ReplayError::File { path: path.to_owned(), source })
+        .map_err(|source| ReplayError::File {
+            path: path.to_owned(),
+            source,
+        })
 }

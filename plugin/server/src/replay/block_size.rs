@@ -20,7 +20,12 @@ pub(crate) struct BlockSize {
 
 impl Default for BlockSize {
     fn default() -> Self {
-        Self { stated: None, least: 1, most: u64::from(u32::MAX), rows: Vec::new() }
+        Self {
+            stated: None,
+            least: 1,
+            most: u64::from(u32::MAX),
+            rows: Vec::new(),
+        }
     }
 }
 
@@ -33,10 +38,19 @@ impl BlockSize {
         let before = *self.stated.get_or_insert(tokens);
         if tokens == 0 {
             let (field, wanted) = ("event.request.replay.trace_block_size", "at least 1");
-            return Err(ReplayError::Field { line, field, found: "0".to_owned(), wanted });
+            return Err(ReplayError::Field {
+                line,
+                field,
+                found: "0".to_owned(),
+                wanted,
+            });
         }
         if before != tokens {
-            return Err(ReplayError::MixedBlocks { line, found: tokens, before });
+            return Err(ReplayError::MixedBlocks {
+                line,
+                found: tokens,
+                before,
+            });
         }
         Ok(())
     }
@@ -107,28 +121,57 @@ mod tests {
     fn the_size_that_fits_all_rows_is_found() {
         assert_eq!(rows(&[(6758, 14), (100, 1)]).decide(None).unwrap(), 512);
         assert_eq!(rows(&[(521, 33), (17, 2)]).decide(None).unwrap(), 16);
-        assert_eq!(rows(&[(100, 1)]).decide(None).unwrap(), 512, "the usual one where many fit");
-        assert_eq!(rows(&[(48_001, 1001), (48_000, 1000)]).decide(None).unwrap(), 48);
+        assert_eq!(
+            rows(&[(100, 1)]).decide(None).unwrap(),
+            512,
+            "the usual one where many fit"
+        );
+        assert_eq!(
+            rows(&[(48_001, 1001), (48_000, 1000)])
+                .decide(None)
+                .unwrap(),
+            48
+        );
     }
 
     #[test]
     fn rows_that_decide_nothing_ask_for_the_option() {
         let size = rows(&[(1000, 100), (1000, 3)]);
-        assert!(matches!(size.decide(None), Err(ReplayError::PageSizeUnknown)));
+        assert!(matches!(
+            size.decide(None),
+            Err(ReplayError::PageSizeUnknown)
+        ));
         assert_eq!(size.decide(Some(400)).unwrap(), 400);
         assert_eq!(size.misfits(400), 1);
-        assert!(matches!(rows(&[(700, 1)]).decide(None), Err(ReplayError::PageSizeUnknown)));
+        assert!(matches!(
+            rows(&[(700, 1)]).decide(None),
+            Err(ReplayError::PageSizeUnknown)
+        ));
     }
 
     #[test]
     fn a_stated_size_is_not_overruled() {
         let mut size = BlockSize::default();
         size.state(1, 16).unwrap();
-        assert_eq!((size.decide(None).unwrap(), size.decide(Some(16)).unwrap()), (16, 16));
+        assert_eq!(
+            (size.decide(None).unwrap(), size.decide(Some(16)).unwrap()),
+            (16, 16)
+        );
         let text = size.decide(Some(64)).unwrap_err().to_string();
-        assert_eq!(text, "--page-size 64: the trace itself says its blocks have 16 tokens");
+        assert_eq!(
+            text,
+            "--page-size 64: the trace itself says its blocks have 16 tokens"
+        );
         let text = size.state(2, 32).unwrap_err().to_string();
-        assert_eq!(text, "line 2: blocks of 32 tokens, but those before have 16");
-        assert!(size.state(3, 0).unwrap_err().to_string().contains("is 0, expected at least 1"));
+        assert_eq!(
+            text,
+            "line 2: blocks of 32 tokens, but those before have 16"
+        );
+        assert!(
+            size.state(3, 0)
+                .unwrap_err()
+                .to_string()
+                .contains("is 0, expected at least 1")
+        );
     }
 }

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use rootstock::radix::PolicyKind;
 
 use super::error::ReplayError;
 use super::optimum::{self, Future};
+use super::policy::Policy;
 use super::ticker::Ticker;
 use super::trace::Trace;
 use super::tree;
@@ -17,7 +17,7 @@ use super::tree;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// A policy of the cache.
-    Policy(PolicyKind),
+    Policy(Policy),
     /// The offline optimum.
     Optimum,
 }
@@ -47,19 +47,26 @@ pub(crate) fn run_all(
     progress: &ProgressBar,
 ) -> Result<Vec<Outcome>, ReplayError> {
     let future = Future::of(trace);
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let threads = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(jobs.len());
     let next = AtomicUsize::new(0);
     let worker = || -> Result<Vec<(usize, Outcome)>, ReplayError> {
         let mut done = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = jobs.get(index) else { return Ok(done) };
+            let Some(job) = jobs.get(index) else {
+                return Ok(done);
+            };
             done.push((index, run_one(trace, &future, job, progress)?));
         }
     };
     let finished = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+        workers
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect::<Vec<_>>()
     });
     let mut outcomes = vec![Outcome::default(); jobs.len()];
     for done in finished {
@@ -81,8 +88,11 @@ fn run_one(
     let mut ticker = Ticker::new(progress.clone());
     let start = crate::clock::now();
     let hits = match job.line {
-        Line::Policy(kind) => tree::hits(trace, kind, job.blocks, &mut ticker)?,
+        Line::Policy(policy) => tree::hits(trace, policy.kind, job.blocks, &mut ticker)?,
         Line::Optimum => optimum::hits(trace, future, job.blocks, &mut ticker),
     };
-    Ok(Outcome { hits, took: start.elapsed() })
+    Ok(Outcome {
+        hits,
+        took: start.elapsed(),
+    })
 }

@@ -20,8 +20,12 @@ struct MooncakeRow {
 
 const EXPECTED: [Expected; 3] = [
     ("hash_ids", "a list of integers", is_counts),
-    ("timestamp", "a number", |value| value.is_null() || value.is_number()),
-    ("input_length", "an integer", |value| value.is_null() || is_count(value)),
+    ("timestamp", "a number", |value| {
+        value.is_null() || value.is_number()
+    }),
+    ("input_length", "an integer", |value| {
+        value.is_null() || is_count(value)
+    }),
 ];
 
 /// Reads one row.
@@ -31,7 +35,11 @@ const EXPECTED: [Expected; 3] = [
 pub(crate) fn parse(line: u64, text: &[u8]) -> Result<Row, ReplayError> {
     let row: MooncakeRow =
         serde_json::from_slice(text).map_err(|source| complain(line, text, &EXPECTED, source))?;
-    let unit_ns = if row.chat_id.is_some() { 1_000_000_000 } else { 1_000_000 };
+    let unit_ns = if row.chat_id.is_some() {
+        1_000_000_000
+    } else {
+        1_000_000
+    };
     Ok(Row {
         arrival_ns: nanos(row.timestamp, unit_ns),
         input_tokens: row.input_length,
@@ -49,7 +57,9 @@ pub(crate) fn nanos(time: f64, unit_ns: u32) -> u64 {
     )]
     let whole = |time: f64| time as u64;
     let rest_ns = whole(time.fract() * f64::from(unit_ns));
-    whole(time).saturating_mul(u64::from(unit_ns)).saturating_add(rest_ns)
+    whole(time)
+        .saturating_mul(u64::from(unit_ns))
+        .saturating_add(rest_ns)
 }
 
 #[cfg(test)]
@@ -72,8 +82,11 @@ mod tests {
         assert_eq!(parse(1, text.as_bytes()).unwrap(), row);
         let text = r#"{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 21,
             "output_length": 132, "type": "text", "turn": 1, "hash_ids": [4, 5]}"#;
-        let row =
-            Row { arrival_ns: 61_500_000_000, input_tokens: Some(21), hash_ids: vec![4, 5] };
+        let row = Row {
+            arrival_ns: 61_500_000_000,
+            input_tokens: Some(21),
+            hash_ids: vec![4, 5],
+        };
         assert_eq!(parse(1, text.as_bytes()).unwrap(), row);
     }
 
@@ -81,13 +94,20 @@ mod tests {
     fn times_outside_the_clock_are_clamped() {
         for (time, expected) in [("-5", 0), ("1e300", u64::MAX), ("0.5", 500_000)] {
             let text = format!("{{\"timestamp\": {time}, \"hash_ids\": []}}");
-            assert_eq!(parse(1, text.as_bytes()).unwrap().arrival_ns, expected, "{time}");
+            assert_eq!(
+                parse(1, text.as_bytes()).unwrap().arrival_ns,
+                expected,
+                "{time}"
+            );
         }
     }
 
     #[test]
     fn a_wrong_field_is_named_with_its_value() {
-        assert_eq!(failure("{}"), "line 5: field hash_ids is absent, expected a list of integers");
+        assert_eq!(
+            failure("{}"),
+            "line 5: field hash_ids is absent, expected a list of integers"
+        );
         assert_eq!(
             failure(r#"{"hash_ids": [1, -2]}"#),
             "line 5: field hash_ids is a list with -2 at 1, expected a list of integers"
@@ -106,6 +126,10 @@ mod tests {
             "line 5: field input_length is 2.5, expected an integer"
         );
         let long = format!("{{\"hash_ids\": \"{}\"}}", "\u{e9}".repeat(90));
-        assert!(failure(&long).contains("\u{e9}..., expected"), "{}", failure(&long));
+        assert!(
+            failure(&long).contains("\u{e9}..., expected"),
+            "{}",
+            failure(&long)
+        );
     }
 }

@@ -51,7 +51,9 @@ pub(crate) fn hits(trace: &Trace, future: &Future, capacity: u32, ticker: &mut T
     for request in 0..trace.len() {
         let path = trace.path(request);
         hits += path.iter().take_while(|block| kept.has(**block)).count() as u64;
-        let (now, later) = next_uses.split_at_checked(path.len()).unwrap_or((next_uses, &[]));
+        let (now, later) = next_uses
+            .split_at_checked(path.len())
+            .unwrap_or((next_uses, &[]));
         next_uses = later;
         for (depth, (&block, &next)) in (0..).zip(path.iter().zip(now)) {
             kept.put(block, next, depth);
@@ -73,15 +75,23 @@ struct Kept {
 
 impl Kept {
     fn new(distinct: usize) -> Self {
-        Self { next_of: vec![NEVER; distinct], len: 0, order: BinaryHeap::new() }
+        Self {
+            next_of: vec![NEVER; distinct],
+            len: 0,
+            order: BinaryHeap::new(),
+        }
     }
 
     fn has(&self, block: u32) -> bool {
-        self.next_of.get(block as usize).is_some_and(|next| *next != NEVER)
+        self.next_of
+            .get(block as usize)
+            .is_some_and(|next| *next != NEVER)
     }
 
     fn put(&mut self, block: u32, next: u32, depth: u32) {
-        let Some(slot) = self.next_of.get_mut(block as usize) else { return };
+        let Some(slot) = self.next_of.get_mut(block as usize) else {
+            return;
+        };
         let before = std::mem::replace(slot, next);
         self.len += u32::from(before == NEVER && next != NEVER);
         self.len -= u32::from(before != NEVER && next == NEVER);
@@ -92,7 +102,9 @@ impl Kept {
 
     fn shrink_to(&mut self, capacity: u32) {
         while self.len > capacity {
-            let Some((next, _, block)) = self.order.pop() else { return };
+            let Some((next, _, block)) = self.order.pop() else {
+                return;
+            };
             if let Some(slot) = self.next_of.get_mut(block as usize)
                 && *slot == next
             {
@@ -118,16 +130,28 @@ mod tests {
 
     /// The most hits of any way to choose what to keep, by trying all of them.
     fn best(requests: &[&[u32]], cache: &[u32], capacity: usize) -> usize {
-        let Some((path, later)) = requests.split_first() else { return 0 };
-        let hits = path.iter().take_while(|block| cache.contains(block)).count();
+        let Some((path, later)) = requests.split_first() else {
+            return 0;
+        };
+        let hits = path
+            .iter()
+            .take_while(|block| cache.contains(block))
+            .count();
         let mut all: Vec<u32> = cache.iter().chain(*path).copied().collect();
         all.sort_unstable();
         all.dedup();
         let choices = (0..1_u32 << all.len()).filter(|set| set.count_ones() as usize <= capacity);
         let kept = |set: u32| -> Vec<u32> {
-            (0..).zip(&all).filter(|(bit, _)| set >> bit & 1 == 1).map(|(_, block)| *block).collect()
+            (0..)
+                .zip(&all)
+                .filter(|(bit, _)| set >> bit & 1 == 1)
+                .map(|(_, block)| *block)
+                .collect()
         };
-        hits + choices.map(|set| best(later, &kept(set), capacity)).max().unwrap_or(0)
+        hits + choices
+            .map(|set| best(later, &kept(set), capacity))
+            .max()
+            .unwrap_or(0)
     }
 
     #[test]

@@ -13,8 +13,9 @@ const TOP: f64 = 48.0;
 const BOTTOM: f64 = 56.0;
 
 /// Distinguishable without color vision defects getting in the way (Okabe and Ito).
-const COLORS: [&str; 7] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+const COLORS: [&str; 7] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
+];
 
 /// Where figures come to lie on the page.
 struct Scale {
@@ -27,10 +28,17 @@ impl Scale {
     fn of(entries: &[Entry]) -> Self {
         let logs = || entries.iter().map(|entry| log2(entry.capacity_tokens));
         let (min, max) = (logs().fold(f64::MAX, f64::min), logs().fold(0.0, f64::max));
-        let top = entries.iter().map(|entry| entry.hit_ratio).fold(0.0, f64::max);
+        let top = entries
+            .iter()
+            .map(|entry| entry.hit_ratio)
+            .fold(0.0, f64::max);
         // A tenth more than the highest, on a round number.
         let ratio_max = ((top * 11.0).ceil() / 10.0).clamp(0.1, 1.0);
-        Self { log_min: min.min(max), log_span: (max - min).max(1e-9), ratio_max }
+        Self {
+            log_min: min.min(max),
+            log_span: (max - min).max(1e-9),
+            ratio_max,
+        }
     }
 
     fn x(&self, capacity_tokens: u64) -> f64 {
@@ -70,7 +78,9 @@ fn draw(out: &mut String, report: &Report, scale: &Scale) -> std::fmt::Result {
         report.page_tokens
     )?;
     draw_axes(out, report, scale)?;
-    let lines = report.results.chunk_by(|one, next| one.policy == next.policy);
+    let lines = report
+        .results
+        .chunk_by(|one, next| one.policy == next.policy);
     let mut labels = Labels::default();
     for (line, color) in lines.zip(COLORS.iter().cycle()) {
         draw_line(out, line, color, scale, &mut labels)?;
@@ -93,7 +103,10 @@ fn draw_axes(out: &mut String, report: &Report, scale: &Scale) -> std::fmt::Resu
             y + 4.0
         )?;
     }
-    let columns = report.results.chunk_by(|one, next| one.policy == next.policy).next();
+    let columns = report
+        .results
+        .chunk_by(|one, next| one.policy == next.policy)
+        .next();
     for entry in columns.unwrap_or_default() {
         let x = scale.x(entry.capacity_tokens);
         writeln!(
@@ -120,23 +133,40 @@ fn draw_line(
     scale: &Scale,
     labels: &mut Labels,
 ) -> std::fmt::Result {
-    let Some(last) = line.last() else { return Ok(()) };
+    let Some(last) = line.last() else {
+        return Ok(());
+    };
     let dash = match last.policy {
         INFINITE => " stroke-dasharray=\"2 4\"",
         OPTIMUM => " stroke-dasharray=\"7 3\"",
         _ => "",
     };
-    write!(out, "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dash} points=\"")?;
+    write!(
+        out,
+        "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dash} points=\""
+    )?;
     for entry in line {
-        write!(out, "{:.1},{:.1} ", scale.x(entry.capacity_tokens), scale.y(entry.hit_ratio))?;
+        write!(
+            out,
+            "{:.1},{:.1} ",
+            scale.x(entry.capacity_tokens),
+            scale.y(entry.hit_ratio)
+        )?;
     }
     out.write_str("\"/>\n")?;
     for entry in line {
         let (x, y) = (scale.x(entry.capacity_tokens), scale.y(entry.hit_ratio));
-        writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{color}\"/>")?;
+        writeln!(
+            out,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{color}\"/>"
+        )?;
     }
     let (x, y) = (WIDTH - RIGHT + 10.0, labels.place(scale.y(last.hit_ratio)));
-    writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" fill=\"{color}\">{}</text>", last.policy)
+    writeln!(
+        out,
+        "<text x=\"{x}\" y=\"{y:.1}\" fill=\"{color}\">{}</text>",
+        last.policy
+    )
 }
 
 /// Heights of the names at the ends of the lines, kept apart.
@@ -148,7 +178,11 @@ impl Labels {
     fn place(&mut self, wanted: f64) -> f64 {
         const APART: f64 = 14.0;
         let mut y = wanted + 4.0;
-        while let Some(taken) = self.0.iter().find(|taken| (**taken - y).abs() < APART - 1e-9) {
+        while let Some(taken) = self
+            .0
+            .iter()
+            .find(|taken| (**taken - y).abs() < APART - 1e-9)
+        {
             y = taken + APART;
         }
         self.0.push(y);
@@ -169,7 +203,9 @@ fn short(tokens: u64) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -187,7 +223,10 @@ mod tests {
         let mut labels = Labels::default();
         let mut places = [100.0, 101.0, 100.0, 40.0].map(|y| labels.place(y));
         places.sort_by(f64::total_cmp);
-        assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 13.9), "{places:?}");
+        assert!(
+            places.windows(2).all(|pair| pair[1] - pair[0] >= 13.9),
+            "{places:?}"
+        );
     }
 
     #[test]

@@ -53,12 +53,18 @@ pub(crate) fn read_file(
     page_tokens: Option<u32>,
     progress: &ProgressBar,
 ) -> Result<TraceFile, ReplayError> {
-    let failed = |source| ReplayError::File { path: path.to_owned(), source };
+    let failed = |source| ReplayError::File {
+        path: path.to_owned(),
+        source,
+    };
     let file = File::open(path).map_err(failed)?;
     progress.set_length(file.metadata().map_err(failed)?.len());
     let mut bytes = BufReader::with_capacity(1 << 16, progress.wrap_read(file));
     if bytes.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC) {
-        read(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(bytes)), page_tokens)
+        read(
+            BufReader::with_capacity(1 << 16, MultiGzDecoder::new(bytes)),
+            page_tokens,
+        )
     } else {
         read(bytes, page_tokens)
     }
@@ -72,8 +78,16 @@ pub(crate) fn read(
     source: impl BufRead,
     page_tokens: Option<u32>,
 ) -> Result<TraceFile, ReplayError> {
-    let mut lines = Lines { source, line: 0, bytes: Vec::new() };
-    let Some(form) = lines.next_row()?.map(|(line, text)| form_of(line, text)).transpose()? else {
+    let mut lines = Lines {
+        source,
+        line: 0,
+        bytes: Vec::new(),
+    };
+    let Some(form) = lines
+        .next_row()?
+        .map(|(line, text)| form_of(line, text))
+        .transpose()?
+    else {
         return Err(ReplayError::Empty);
     };
     let mut builder = TraceBuilder::default();
@@ -84,7 +98,12 @@ pub(crate) fn read(
     }
     let trace = builder.in_file_order()?;
     let page_tokens = size.decide(page_tokens)?;
-    Ok(TraceFile { trace, form, page_tokens, misfits: size.misfits(page_tokens) })
+    Ok(TraceFile {
+        trace,
+        form,
+        page_tokens,
+        misfits: size.misfits(page_tokens),
+    })
 }
 
 /// The form of the first row decides for the file.
@@ -107,7 +126,11 @@ fn read_mooncake<R: BufRead>(
 ) -> Result<(), ReplayError> {
     let mut row = lines.current();
     while let Some((line, text)) = row {
-        let Row { arrival_ns, input_tokens, hash_ids } = mooncake::parse(line, text)?;
+        let Row {
+            arrival_ns,
+            input_tokens,
+            hash_ids,
+        } = mooncake::parse(line, text)?;
         size.observe(input_tokens, hash_ids.len());
         builder.push(line, arrival_ns, &hash_ids)?;
         row = lines.next_row()?;
@@ -165,7 +188,10 @@ impl<R: BufRead> Lines<R> {
             self.line = line;
             let text = self.bytes.trim_ascii_end().len();
             if text > LINE_BYTES_MAX {
-                return Err(ReplayError::LongLine { line, limit_bytes: LINE_BYTES_MAX });
+                return Err(ReplayError::LongLine {
+                    line,
+                    limit_bytes: LINE_BYTES_MAX,
+                });
             }
             self.bytes.truncate(text);
             if !self.bytes.trim_ascii_start().is_empty() {
@@ -192,8 +218,14 @@ mod tests {
     #[test]
     fn blank_lines_and_a_missing_last_newline_do_no_harm() {
         let file = read(ROWS.as_bytes(), None).unwrap();
-        assert_eq!((file.form, file.page_tokens, file.misfits), (TraceForm::Mooncake, 512, 0));
-        assert_eq!((file.trace.path(0), file.trace.path(1)), (&[0, 1][..], &[0, 2][..]));
+        assert_eq!(
+            (file.form, file.page_tokens, file.misfits),
+            (TraceForm::Mooncake, 512, 0)
+        );
+        assert_eq!(
+            (file.trace.path(0), file.trace.path(1)),
+            (&[0, 1][..], &[0, 2][..])
+        );
         assert_eq!(file.trace.arrival_ns(1), 3_000_000);
     }
 
@@ -226,7 +258,10 @@ mod tests {
         let text = failure("{\"a\": 1}");
         assert!(text.starts_with("line 1: neither a Mooncake row"), "{text}");
         let text = failure(&format!("{ROWS}\n{{\"event\": {{}}}}"));
-        assert_eq!(text, "line 4: field hash_ids is absent, expected a list of integers");
+        assert_eq!(
+            text,
+            "line 4: field hash_ids is absent, expected a list of integers"
+        );
     }
 
     #[test]

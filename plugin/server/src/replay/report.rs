@@ -68,15 +68,27 @@ impl Report {
             text.push_str(&note);
         }
         text.push_str("hit ratio in blocks, by capacity in tokens\n\n");
-        let lines: Vec<&[Entry]> =
-            self.results.chunk_by(|one, next| one.policy == next.policy).collect();
-        let names = lines.iter().filter_map(|line| line.first()).map(|entry| entry.policy.len());
+        let lines: Vec<&[Entry]> = self
+            .results
+            .chunk_by(|one, next| one.policy == next.policy)
+            .collect();
+        let names = lines
+            .iter()
+            .filter_map(|line| line.first())
+            .map(|entry| entry.policy.len());
         let name_width = names.max().unwrap_or(0);
         let capacities: Vec<String> = lines
             .first()
-            .map(|line| line.iter().map(|entry| entry.capacity_tokens.to_string()).collect())
+            .map(|line| {
+                line.iter()
+                    .map(|entry| entry.capacity_tokens.to_string())
+                    .collect()
+            })
             .unwrap_or_default();
-        let widths: Vec<usize> = capacities.iter().map(|text| text.len().max(6) + 2).collect();
+        let widths: Vec<usize> = capacities
+            .iter()
+            .map(|text| text.len().max(6) + 2)
+            .collect();
         text.push_str(&" ".repeat(name_width));
         for (capacity, width) in capacities.iter().zip(&widths) {
             push(&mut text, format_args!("{capacity:>width$}"));
@@ -100,9 +112,14 @@ impl Report {
         if seconds <= 0.0 {
             return String::new();
         }
-        #[expect(clippy::cast_precision_loss, reason = "counts of requests stay below 2^53")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "counts of requests stay below 2^53"
+        )]
         let per_second = self.requests as f64 * replays as f64 / seconds;
-        format!("\n{replays} replays in {seconds:.2} s of a processor: {per_second:.0} requests/s\n")
+        format!(
+            "\n{replays} replays in {seconds:.2} s of a processor: {per_second:.0} requests/s\n"
+        )
     }
 
     /// What the reader of the figures has to know about the file.
@@ -132,7 +149,10 @@ fn push(text: &mut String, args: std::fmt::Arguments<'_>) {
 
 /// `part / whole`, absent for nothing.
 pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
-    #[expect(clippy::cast_precision_loss, reason = "counts of blocks stay far below 2^53")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts of blocks stay far below 2^53"
+    )]
     let ratio = part as f64 / whole as f64;
     (whole > 0).then_some(ratio)
 }

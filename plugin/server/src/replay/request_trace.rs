@@ -45,15 +45,31 @@ const EXPECTED: [Expected; 8] = [
     ("event", "an object", Value::is_object),
     ("event.event_type", "a string", Value::is_string),
     ("event.event_time_unix_ms", "a number", is_number_or_absent),
-    ("event.request", "an object", |value| value.is_null() || value.is_object()),
-    ("event.request.request_received_ms", "a number", is_number_or_absent),
-    ("event.request.replay.trace_block_size", "an integer below 2^32", |value| {
-        value.as_u64().is_some_and(|size| u32::try_from(size).is_ok())
+    ("event.request", "an object", |value| {
+        value.is_null() || value.is_object()
     }),
+    (
+        "event.request.request_received_ms",
+        "a number",
+        is_number_or_absent,
+    ),
+    (
+        "event.request.replay.trace_block_size",
+        "an integer below 2^32",
+        |value| {
+            value
+                .as_u64()
+                .is_some_and(|size| u32::try_from(size).is_ok())
+        },
+    ),
     ("event.request.replay.input_length", "an integer", |value| {
         value.is_null() || is_count(value)
     }),
-    ("event.request.replay.input_sequence_hashes", "a list of integers", is_counts),
+    (
+        "event.request.replay.input_sequence_hashes",
+        "a list of integers",
+        is_counts,
+    ),
 ];
 
 fn is_number_or_absent(value: &Value) -> bool {
@@ -67,20 +83,33 @@ fn is_number_or_absent(value: &Value) -> bool {
 pub(crate) fn parse(line: u64, text: &[u8]) -> Result<Option<Replayed>, ReplayError> {
     let parsed: Line =
         serde_json::from_slice(text).map_err(|source| complain(line, text, &EXPECTED, source))?;
-    let Event { event_type, event_time_unix_ms, request } = parsed.event;
-    let Some(Request { request_received_ms, replay: Some(replay) }) = request else {
+    let Event {
+        event_type,
+        event_time_unix_ms,
+        request,
+    } = parsed.event;
+    let Some(Request {
+        request_received_ms,
+        replay: Some(replay),
+    }) = request
+    else {
         return Ok(None);
     };
     if event_type != "request_end" {
         return Ok(None);
     }
-    let received_ms = request_received_ms.or(event_time_unix_ms).unwrap_or_default();
+    let received_ms = request_received_ms
+        .or(event_time_unix_ms)
+        .unwrap_or_default();
     let row = Row {
         arrival_ns: nanos(received_ms, 1_000_000),
         input_tokens: replay.input_length,
         hash_ids: replay.input_sequence_hashes,
     };
-    Ok(Some(Replayed { row, page_tokens: replay.trace_block_size }))
+    Ok(Some(Replayed {
+        row,
+        page_tokens: replay.trace_block_size,
+    }))
 }
 
 #[cfg(test)]
@@ -105,7 +134,10 @@ mod tests {
             input_tokens: Some(17),
             hash_ids: vec![1_549_729_496_416_048_079, 18_197_118_803_071_677_815],
         };
-        let expected = Replayed { row, page_tokens: 16 };
+        let expected = Replayed {
+            row,
+            page_tokens: 16,
+        };
         assert_eq!(parse(1, text.as_bytes()).unwrap(), Some(expected));
     }
 

@@ -30,9 +30,16 @@ pub(crate) fn complain(
         return ReplayError::NotJson { line, source };
     };
     for &(field, wanted, fits) in expected {
-        let value = field.split('.').try_fold(&row, |value, name| value.get(name));
+        let value = field
+            .split('.')
+            .try_fold(&row, |value, name| value.get(name));
         if !fits(value.unwrap_or(&Value::Null)) {
-            return ReplayError::Field { line, field, found: describe(value), wanted };
+            return ReplayError::Field {
+                line,
+                field,
+                found: describe(value),
+                wanted,
+            };
         }
     }
     ReplayError::NotJson { line, source }
@@ -45,7 +52,9 @@ pub(crate) fn is_count(value: &Value) -> bool {
 
 /// True for a list of such integers.
 pub(crate) fn is_counts(value: &Value) -> bool {
-    value.as_array().is_some_and(|items| items.iter().all(is_count))
+    value
+        .as_array()
+        .is_some_and(|items| items.iter().all(is_count))
 }
 
 /// A value in an error message: short, and for a list the first item that is no integer.

@@ -47,8 +47,12 @@ impl Trace {
     /// The path of request `index`, from the first block of its prompt.
     pub(crate) fn path(&self, index: usize) -> &[u32] {
         let end = self.ends.get(index).map_or(0, |end| *end as usize);
-        let start = index.checked_sub(1).and_then(|before| self.ends.get(before));
-        self.blocks.get(start.map_or(0, |end| *end as usize)..end).unwrap_or_default()
+        let start = index
+            .checked_sub(1)
+            .and_then(|before| self.ends.get(before));
+        self.blocks
+            .get(start.map_or(0, |end| *end as usize)..end)
+            .unwrap_or_default()
     }
 
     /// When request `index` arrived; never before the one ahead of it.
@@ -84,7 +88,10 @@ impl TraceBuilder {
         let mut parent = ROOT;
         for &hash_id in hash_ids {
             if self.blocks.len() as u64 >= u64::from(BLOCKS_MAX) {
-                return Err(ReplayError::TooManyBlocks { line, limit: BLOCKS_MAX });
+                return Err(ReplayError::TooManyBlocks {
+                    line,
+                    limit: BLOCKS_MAX,
+                });
             }
             parent = self.numbers.number(parent, hash_id);
             self.blocks.push(parent);
@@ -151,7 +158,9 @@ impl Interner {
         let key = (parent, hash_id);
         let mut at = self.home(key);
         while let Some(&slot) = self.slots.get(at) {
-            let Some(number) = slot.checked_sub(1) else { break };
+            let Some(number) = slot.checked_sub(1) else {
+                break;
+            };
             if self.keys.get(number as usize) == Some(&key) {
                 return number;
             }
@@ -168,7 +177,9 @@ impl Interner {
     fn grow(&mut self) {
         self.slots = vec![0; (self.slots.len() * 2).max(1024)];
         for number in 0..self.len() {
-            let Some(&key) = self.keys.get(number as usize) else { continue };
+            let Some(&key) = self.keys.get(number as usize) else {
+                continue;
+            };
             let mut at = self.home(key);
             while self.slots.get(at).is_some_and(|slot| *slot != 0) {
                 at = self.after(at);
@@ -211,7 +222,11 @@ mod tests {
         let trace = trace(&[&[5, 6, 7], &[5, 6, 9], &[6, 7]]);
         assert_eq!(trace.path(0), [0, 1, 2]);
         assert_eq!(trace.path(1), [0, 1, 3]);
-        assert_eq!(trace.path(2), [4, 5], "6 and 7 stand after another prefix here");
+        assert_eq!(
+            trace.path(2),
+            [4, 5],
+            "6 and 7 stand after another prefix here"
+        );
         assert!(trace.path(3).is_empty());
         assert_eq!((trace.total_blocks(), trace.distinct_blocks()), (8, 6));
         assert_eq!((trace.split_ids(), trace.infinite_hits()), (2, 2));
@@ -238,6 +253,9 @@ mod tests {
 
     #[test]
     fn a_trace_without_requests_is_refused() {
-        assert!(matches!(TraceBuilder::default().in_file_order(), Err(ReplayError::Empty)));
+        assert!(matches!(
+            TraceBuilder::default().in_file_order(),
+            Err(ReplayError::Empty)
+        ));
     }
 }

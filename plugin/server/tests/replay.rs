@@ -1,0 +1,148 @@
+//! `replay --trace` against figures of independent models, on a small trace made for it.
+
+use std::path::{Path, PathBuf};
+
+use rootstock_server::replay::{Entry, Policy, ReplayFlags, Report, TraceForm, replay, run};
+
+/// Capacities that hold 4 to 128 blocks of 512 tokens.
+const CAPACITIES: [u64; 6] = [2048, 4096, 8192, 16384, 32768, 65536];
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name)
+}
+
+fn flags(policies: &[&str]) -> ReplayFlags {
+    ReplayFlags {
+        policies: policies.iter().map(|name| name.parse().unwrap()).collect(),
+        capacity: CAPACITIES.to_vec(),
+        ..ReplayFlags::default()
+    }
+}
+
+fn small(policies: &[&str]) -> Report {
+    replay(&data("replay_small.jsonl"), &flags(policies)).unwrap()
+}
+
+/// The hits of a line of the table.
+fn hits(report: &Report, policy: &str) -> Vec<u64> {
+    let of = |entry: &&Entry| entry.policy == policy;
+    report
+        .results
+        .iter()
+        .filter(of)
+        .map(|entry| entry.hit_blocks)
+        .collect()
+}
+
+#[test]
+fn lru_optimum_and_infinite_are_those_of_the_plain_models() {
+    let expected = std::fs::read_to_string(data("replay_small.table")).unwrap();
+    assert_eq!(small(&["lru"]).table(), expected);
+}
+
+#[test]
+fn every_policy_is_replayed_and_none_beats_the_optimum() {
+    let report = small(&[]);
+    let optimum = hits(&report, "optimum");
+    let infinite = hits(&report, "infinite");
+    assert_eq!(optimum.len(), CAPACITIES.len());
+    for Policy { name, .. } in Policy::all() {
+        let found = hits(&report, name);
+        assert_eq!(found.len(), CAPACITIES.len(), "{name}");
+        for ((found, best), bound) in found.iter().zip(&optimum).zip(&infinite) {
+            assert!(
+                found <= best && best <= bound,
+                "{name}: {found} {best} {bound}"
+            );
+        }
+    }
+}
+
+#[test]
+fn lru_is_there_even_when_another_policy_is_asked_for() {
+    let report = small(&["priority"]);
+    let names: Vec<&str> = report
+        .results
+        .chunk_by(|one, next| one.policy == next.policy)
+        .map(|line| line[0].policy)
+        .collect();
+    assert_eq!(names, ["lru", "priority", "optimum", "infinite"]);
+}
+
+#[test]
+fn the_json_carries_the_same_figures_and_the_plot_one_line_each() {
+    let plot = std::env::temp_dir().join(format!("rootstock-plot-{}.svg", std::process::id()));
+    let flags = ReplayFlags {
+        json: true,
+        plot: Some(plot.clone()),
+        ..flags(&["lru"])
+    };
+    let mut out = Vec::new();
+    run(&data("replay_small.jsonl"), &flags, &mut out).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(json["form"], "mooncake");
+    assert_eq!(
+        (&json["requests"], &json["blocks"]),
+        (&90.into(), &829.into())
+    );
+    let results = json["results"].as_array().unwrap();
+    let at = |index: usize, field: &str| results[index][field].clone();
+    assert_eq!(results.len(), 3 * CAPACITIES.len());
+    assert_eq!(
+        (at(0, "policy"), at(0, "capacity_blocks")),
+        ("lru".into(), 4.into())
+    );
+    assert_eq!(at(0, "hit_blocks"), 178);
+    assert_eq!(at(6, "times_lru"), 224.0 / 178.0);
+    assert_eq!(at(6, "share_of_optimum"), 1.0);
+
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    std::fs::remove_file(&plot).unwrap();
+    assert_eq!(svg.matches("<polyline").count(), 3);
+    for name in ["lru", "optimum", "infinite", "65.53k"] {
+        assert!(svg.contains(&format!(">{name}</text>")), "{name}");
+    }
+}
+
+#[test]
+fn a_request_trace_is_replayed_in_the_order_of_arrival() {
+    // Room for three blocks: in the order of the file, which is that of the ends, the two blocks
+    // of the third request would have displaced two of the first.
+    let flags = ReplayFlags {
+        capacity: vec![48],
+        ..ReplayFlags::default()
+    };
+    let report = replay(&data("request_trace_small.jsonl"), &flags).unwrap();
+    assert_eq!(
+        (report.form, report.page_tokens),
+        (TraceForm::RequestTrace, 16)
+    );
+    assert_eq!(
+        (report.requests, report.blocks, report.distinct_blocks),
+        (3, 9, 6)
+    );
+    assert_eq!(hits(&report, "lru"), [3]);
+}
+
+#[test]
+fn a_capacity_below_one_block_is_refused_with_its_bounds() {
+    let flags = ReplayFlags {
+        capacity: vec![511],
+        ..ReplayFlags::default()
+    };
+    let error = replay(&data("replay_small.jsonl"), &flags)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("--capacity 511: must be between 512 (one block)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_trace_is_named() {
+    let error = replay(Path::new("no/such.jsonl"), &ReplayFlags::default()).unwrap_err();
+    assert!(error.to_string().starts_with("no/such.jsonl: "), "{error}");
+}
