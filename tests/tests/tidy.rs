@@ -219,14 +219,36 @@ fn mapped_files(map: &str) -> BTreeSet<String> {
     found
 }
 
+/// The row of the code map for a file: its name, and the first sentence of its head.
+fn row_to_add(path: &str, text: &str) -> String {
+    let head: Vec<&str> = text
+        .lines()
+        .map_while(|line| line.strip_prefix("//! "))
+        .collect();
+    let head = head.join(" ");
+    let sentence = head
+        .split_once(". ")
+        .map_or(head.as_str(), |(first, _)| first);
+    let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+    format!(
+        "under \"### `{folder}/`\": | `{name}` | {} |",
+        sentence.trim_end_matches('.')
+    )
+}
+
 #[test]
 fn the_code_map_names_every_source_and_no_other() {
     let path = root().join("ARCHITECTURE.md");
     let map = fs::read_to_string(path).expect("ARCHITECTURE.md at the root");
     let mapped = mapped_files(&map);
-    let present: BTreeSet<String> = sources().into_iter().map(|(path, _)| path).collect();
-    let missing: Vec<String> = present.difference(&mapped).cloned().collect();
-    assert_none("not in the code map of ARCHITECTURE.md", &missing);
+    let sources = sources();
+    let missing: Vec<String> = sources
+        .iter()
+        .filter(|(path, _)| !mapped.contains(path))
+        .map(|(path, text)| row_to_add(path, text))
+        .collect();
+    assert_none("not in the code map of ARCHITECTURE.md; add", &missing);
+    let present: BTreeSet<String> = sources.into_iter().map(|(path, _)| path).collect();
     let gone: Vec<String> = mapped.difference(&present).cloned().collect();
     assert_none("in the code map, but not there", &gone);
 }
@@ -243,4 +265,43 @@ fn the_code_map_names_tests_that_exist() {
         .map(str::to_owned)
         .collect();
     assert_none("tests named by ARCHITECTURE.md that are not there", &gone);
+}
+
+/// Unsafe blocks, impls and functions in a source, outside of comments.
+fn unsafe_places(text: &str) -> usize {
+    let keyword = ["un", "safe"].concat();
+    let forms = [" {", " fn", " impl", " trait", " extern"].map(|rest| format!("{keyword}{rest}"));
+    let code = text
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
+    code.map(|code| {
+        forms
+            .iter()
+            .map(|form| code.matches(form.as_str()).count())
+            .sum::<usize>()
+    })
+    .sum()
+}
+
+#[test]
+fn the_safety_page_counts_every_unsafe_place() {
+    let page = fs::read_to_string(root().join("SAFETY.md")).expect("SAFETY.md at the root");
+    let written: BTreeSet<String> = page
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.split('|');
+            let name = cells.next()?.trim().trim_end_matches('`');
+            Some(format!("{name}: {}", cells.next()?.trim()))
+        })
+        .collect();
+    let found: BTreeSet<String> = sources()
+        .iter()
+        .map(|(path, text)| (path, unsafe_places(text)))
+        .filter(|(_, places)| *places > 0)
+        .map(|(path, places)| format!("{path}: {places}"))
+        .collect();
+    let missing: Vec<String> = found.difference(&written).cloned().collect();
+    assert_none("not in the table of SAFETY.md", &missing);
+    let gone: Vec<String> = written.difference(&found).cloned().collect();
+    assert_none("in the table of SAFETY.md, but not in the sources", &gone);
 }
