@@ -120,7 +120,9 @@ impl Scheduler {
             drafting: false,
             yielding: false,
         });
-        if live.first_admission.is_none() {
+        let (started, tenant) = (live.first_admission.is_none(), live.tenant);
+        let uncached = live.len() - computed;
+        if started {
             live.first_admission = Some((cx.now, found.cached));
             self.stats.prompt_tokens += u64::from(live.prompt_tokens);
             self.stats.cached_tokens += u64::from(found.cached.total());
@@ -130,6 +132,9 @@ impl Scheduler {
                 cached: found.cached,
                 prompt_tokens: live.prompt_tokens,
             });
+        }
+        if started {
+            self.queue.charge(tenant, uncached);
         }
         self.queue.remove(id);
         self.running.insert(id);

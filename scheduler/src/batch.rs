@@ -4,78 +4,37 @@
 //! stutters), then to prompts: running prefills and waiting requests in one order, so that an
 //! urgent newcomer does not wait behind a long prompt that was there before. A waiting request
 //! that does not fit is passed by others until its patience (the aging period) is over; from
-//! then on pages are left to gather for it.
+//! then on pages are left to gather for it. What is left of the budget lets rows guess ahead,
+//! where the backend speculates.
 //!
-//! What is left of the budget lets rows guess ahead, where the backend speculates.
-//!
-//! Rows are drafted first and committed last. Until then a row can still be withdrawn, because
-//! its request is chosen to give way to a more important one.
+//! Rows are drafted first and committed last (`draft.rs`). Until then a row can still be
+//! withdrawn, because its request is chosen to give way to a more important one.
 
-use rootstock_memory::{CopyPlan, Nanos, StepId};
+use std::collections::BTreeSet;
+
+use rootstock_memory::Nanos;
 use rootstock_radix::{Key, PrefixCache, Short};
-use std::sync::Arc;
 
 use crate::admit::Denied;
+use crate::draft::{Draft, DraftRow, load_of};
 use crate::emit::{Emit, FinishReason};
 use crate::holding::pages_for;
-use crate::live::{Live, Next, Phase, count};
-use crate::policy::QueueKey;
+use crate::live::{Live, Next, Phase, Running};
+use crate::policy::{Order, QueueKey};
 use crate::preempt::Relief;
+use crate::queue::WaitQueue;
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
-use crate::settle::{Flight, FlightRow};
-use crate::step::{History, Row, RowInput, SampleSpec, StepPlan};
+use crate::step::StepPlan;
 
 /// Waiting requests that may be tried in vain in one step.
 const TRIES_MAX: u32 = 16;
+/// Waiting requests that may be considered in one step.
+const SEEN_MAX: usize = 64;
 /// First of the queue that are looked up in the cache each step.
 const PROBE_HEAD: usize = 4;
 /// Others of the queue that are looked up in the cache each step.
 const PROBE_ROUND: usize = 8;
-
-/// A step in the making.
-#[derive(Debug)]
-pub(crate) struct Draft {
-    pub(crate) budget: u32,
-    rows: Vec<DraftRow>,
-    pub(crate) copies: Vec<CopyPlan>,
-    /// Pages that running requests wait for, out of those that are coming.
-    pub(crate) owed_pages: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DraftRow {
-    id: RequestId,
-    first_pos: u32,
-    len: u32,
-    drafts: u8,
-    draws: bool,
-    from: Option<(StepId, u32)>,
-}
-
-impl Draft {
-    fn new(budget: u32) -> Self {
-        Self {
-            budget,
-            rows: Vec::new(),
-            copies: Vec::new(),
-            owed_pages: 0,
-        }
-    }
-
-    fn push(&mut self, row: DraftRow) {
-        self.budget -= row.len + u32::from(row.drafts);
-        self.rows.push(row);
-    }
-
-    /// Takes a request's row back out.
-    pub(crate) fn withdraw(&mut self, id: RequestId) {
-        if let Some(at) = self.rows.iter().position(|row| row.id == id) {
-            let row = self.rows.remove(at);
-            self.budget += row.len + u32::from(row.drafts);
-        }
-    }
-}
 
 impl Scheduler {
     /// The next step, or None: nothing can run now, or `max_in_flight` steps are out.
@@ -101,13 +60,13 @@ impl Scheduler {
         }
         self.reorder(cx.cache, now);
         loop {
-            let mut draft = Draft::new(self.cfg.step_tokens);
+            let mut draft = Draft::new(self.step_budget());
             self.plan_decodes(cx, &mut draft);
             let denied = self.plan_prompts(cx, &mut draft);
             self.admit_by_rank(cx, &mut draft);
             if !draft.rows.is_empty() || !draft.copies.is_empty() {
                 self.plan_guesses(cx, &mut draft);
-                return Some(self.commit(draft));
+                return Some(self.commit(draft, cx.now));
             }
             match denied.filter(|_| self.running.is_empty() && self.draining.is_empty()) {
                 // It has every page that can be had, and they are too few.
@@ -115,6 +74,31 @@ impl Scheduler {
                 None => return None,
             }
         }
+    }
+
+    /// Tokens the next step may compute: `step_tokens`, or what fits the target time.
+    fn step_budget(&self) -> u32 {
+        let most = self.cfg.step_tokens;
+        if self.cfg.target_step_ms == 0 {
+            return most;
+        }
+        let running = || self.running.iter().map(|id| &self.live[id]);
+        let launched = |live: &Live| live.running().map_or(0, |run| run.launched);
+        let decoding = running().filter(|live| live.next() == Next::Decode);
+        let decodes = load_of(decoding.map(|live| (launched(live), 1)));
+        let prefilling = running().filter(|live| matches!(live.next(), Next::Prefill(_)));
+        let kv_per_token = prefilling
+            .map(|live| u64::from(launched(live)))
+            .max()
+            .unwrap_or(0);
+        let target = u64::from(self.cfg.target_step_ms) * 1_000_000;
+        let Some(tokens) = self.time.tokens_within(target, decodes, kv_per_token) else {
+            return most;
+        };
+        decodes
+            .tokens
+            .saturating_add(tokens.max(self.cfg.page_tokens))
+            .min(most)
     }
 
     /// Brings the keys of the queue up to date: all that are due by aging, and a bounded number
@@ -178,7 +162,7 @@ impl Scheduler {
     /// Fills the rest of the budget with prompts. Returns the first waiting request that could
     /// not start for want of pages while no copy would free any.
     fn plan_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) -> Option<RequestId> {
-        let mut walk = Walk::new(self.prefill_order(cx.now));
+        let mut walk = Walk::new(self.prefill_order(cx.now), Order::is_fair(&self.cfg));
         if let Some(id) = self.claim {
             match self.start(cx, draft, id) {
                 Ok(()) => {}
@@ -188,7 +172,7 @@ impl Scheduler {
         }
         let mut first_denied = None;
         while draft.budget > 0 {
-            let queued = self.queue.next_after(walk.after).filter(|_| walk.open);
+            let queued = walk.next_waiting(&self.queue);
             let prefill = walk.prefills.get(walk.at).copied();
             match (prefill, queued) {
                 (Some(key), other) if other.is_none_or(|q| key < q) => {
@@ -196,7 +180,10 @@ impl Scheduler {
                     self.plan_chunk(cx, draft, key.id);
                 }
                 (_, Some(key)) => {
-                    walk.after = Some(key);
+                    walk.seen.insert(key.id);
+                    if self.computed_by_another(draft, key.id) {
+                        continue;
+                    }
                     let Err(denied) = self.start(cx, draft, key.id) else {
                         continue;
                     };
@@ -240,6 +227,9 @@ impl Scheduler {
             return;
         }
         self.take_over(cx, id);
+        if self.computed_by_another(draft, id) {
+            return;
+        }
         let live = &self.live[&id];
         let len = match live.next() {
             Next::Wait => return,
@@ -262,6 +252,40 @@ impl Scheduler {
             planned.is_ok(),
             "the pages of a prompt are reserved at admission"
         );
+    }
+
+    /// Whether a row of this step or of one in flight computes the very page this request needs
+    /// next. Then it waits for that row instead of computing the page a second time: what
+    /// arrives together is computed once.
+    fn computed_by_another(&self, draft: &Draft, id: RequestId) -> bool {
+        let page = self.cfg.page_tokens;
+        let live = &self.live[&id];
+        let from = match live.running() {
+            Some(run) => run.launched,
+            None => live.cached_probe - live.cached_probe % page,
+        };
+        let to = from + page;
+        if !from.is_multiple_of(page) || to >= live.len() {
+            return false;
+        }
+        let wanted = &live.tokens[..to as usize];
+        let same = |other: &Live| {
+            let tokens = other.tokens.get(..to as usize);
+            // The page itself differs most often, so it is compared first.
+            other.ns == live.ns
+                && tokens.is_some_and(|t| t[from as usize..] == wanted[from as usize..])
+                && tokens == Some(wanted)
+        };
+        let drafted = |row: &DraftRow| {
+            let covers = row.first_pos <= from && row.first_pos + row.len >= to;
+            row.id != id && covers && same(&self.live[&row.id])
+        };
+        let in_flight = |other: &RequestId| {
+            let other = &self.live[other];
+            let covers = |run: &Running| run.computed <= from && run.launched >= to;
+            other.id != id && other.running().is_some_and(covers) && same(other)
+        };
+        draft.rows.iter().any(drafted) || self.running.iter().any(in_flight)
     }
 
     fn take_over(&mut self, cx: &mut Cx<'_>, id: RequestId) {
@@ -312,148 +336,53 @@ impl Scheduler {
         });
         Ok(())
     }
-
-    /// Lets rows that draw guess on with what nobody else needs of budget and pages.
-    fn plan_guesses(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
-        let page_tokens = self.cfg.page_tokens;
-        for row in draft
-            .rows
-            .iter_mut()
-            .filter(|row| row.draws && row.from.is_none())
-        {
-            let live = self
-                .live
-                .get_mut(&row.id)
-                .expect("a drafted row is of a live request");
-            if !live.can_draft(live.output_len()) {
-                continue;
-            }
-            let room = live.output_max - live.output_len() - 1;
-            let wanted = u32::from(self.cfg.max_drafts).min(room).min(draft.budget);
-            let Some(run) = live.running_mut() else {
-                continue;
-            };
-            let end = row.first_pos + row.len;
-            let pages = pages_for(end + wanted, page_tokens);
-            if let Ok(mut copies) = run.hold.take(cx.cache, pages, cx.now) {
-                draft.copies.append(&mut copies);
-            }
-            let slots = count(run.hold.table().len()) * page_tokens - end;
-            row.drafts = u8::try_from(wanted.min(slots)).unwrap_or(u8::MAX);
-            draft.budget -= u32::from(row.drafts);
-        }
-    }
-
-    /// Turns a draft into a plan and its rows into rows in flight.
-    fn commit(&mut self, draft: Draft) -> StepPlan {
-        let step = self.step_id();
-        let mut plan = StepPlan {
-            id: step,
-            replica: self.cfg.replica,
-            rows: Vec::with_capacity(draft.rows.len()),
-            tokens: Vec::new(),
-            page_tables: Vec::new(),
-            copies: draft.copies,
-            after: Vec::new(),
-        };
-        let mut rows = Vec::with_capacity(draft.rows.len());
-        for (index, row) in draft.rows.iter().enumerate() {
-            let live = self
-                .live
-                .get_mut(&row.id)
-                .expect("a drafted row is of a live request");
-            append_row(&mut plan, live, row, self.cfg.page_tokens);
-            let run = live
-                .running_mut()
-                .expect("a drafted row is of a running request");
-            run.launched = row.first_pos + row.len;
-            run.pending += u32::from(row.draws);
-            run.drafting = row.drafts > 0;
-            run.flight.push(step);
-            run.last_row = Some((step, count(index)));
-            live.work += u64::from(row.len);
-            self.stats.computed_tokens += u64::from(row.len);
-            let end = row.first_pos + row.len;
-            rows.push(FlightRow {
-                id: row.id,
-                end,
-                drafts: row.drafts,
-                draws: row.draws,
-            });
-        }
-        self.stats.steps += 1;
-        self.flights.push_back(Flight::new(step, rows));
-        plan
-    }
 }
 
 /// Where the walk over prompts stands.
 struct Walk {
     prefills: Vec<QueueKey>,
     at: usize,
+    /// Waiting requests considered in this step.
+    seen: BTreeSet<RequestId>,
     after: Option<QueueKey>,
     tries: u32,
     /// Whether waiting requests may still start.
     open: bool,
+    fair: bool,
 }
 
 impl Walk {
-    fn new(prefills: Vec<QueueKey>) -> Self {
+    fn new(prefills: Vec<QueueKey>, fair: bool) -> Self {
+        let seen = BTreeSet::new();
         Self {
             prefills,
             at: 0,
+            seen,
             after: None,
             tries: 0,
             open: true,
+            fair,
         }
     }
-}
 
-fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32) {
-    let run = live
-        .running()
-        .expect("a drafted row is of a running request");
-    let first_token = count(plan.tokens.len());
-    let input = match row.from {
-        Some((step, index)) => {
-            plan.tokens.push(0);
-            RowInput::FromStep { step, row: index }
+    /// The next waiting request: the tenants' first ones by their shares, then all others.
+    fn next_waiting(&mut self, queue: &WaitQueue) -> Option<QueueKey> {
+        if !self.open || self.seen.len() >= SEEN_MAX {
+            return None;
         }
-        None => {
-            let span = row.first_pos as usize..(row.first_pos + row.len) as usize;
-            plan.tokens.extend_from_slice(&live.tokens[span]);
-            RowInput::Known
+        let head = queue
+            .heads()
+            .find(|key| !self.seen.contains(&key.id))
+            .filter(|_| self.fair);
+        if head.is_some() {
+            return head;
         }
-    };
-    let first_page = count(plan.page_tables.len());
-    let covered = row.first_pos + row.len + u32::from(row.drafts);
-    let pages = pages_for(covered, page_tokens);
-    plan.page_tables
-        .extend_from_slice(&run.hold.table()[..pages as usize]);
-    plan.rows.push(Row {
-        request: live.id,
-        ns: live.ns,
-        tokens: first_token..count(plan.tokens.len()),
-        input,
-        first_pos: row.first_pos,
-        len: row.len,
-        pages: first_page..count(plan.page_tables.len()),
-        sample: row.draws.then(|| sample_spec(live, run.pending)),
-        drafts: row.drafts,
-        mask: None,
-    });
-}
-
-fn sample_spec(live: &Live, pending: u32) -> SampleSpec {
-    let output_index = live.output_len() + pending;
-    let bound = output_index < live.suppress_until();
-    SampleSpec {
-        params: Arc::clone(&live.sampling),
-        output_index,
-        suppress: bound.then(|| Arc::clone(&live.stop_tokens)),
-        history: live.sampling.has_penalties().then(|| History {
-            tokens: live.tokens.clone(),
-            prompt_tokens: live.prompt_tokens,
-        }),
+        while let Some(key) = queue.next_after(self.after) {
+            if !self.seen.contains(&key.id) {
+                return Some(key);
+            }
+            self.after = Some(key);
+        }
+        None
     }
 }

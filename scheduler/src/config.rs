@@ -11,6 +11,8 @@ pub enum SchedulePolicy {
     Fcfs,
     /// Longest cached prefix first, then arrival; aging bounds the wait of the cold.
     Lpm,
+    /// Most output tokens asked for first, then arrival; aging bounds the wait of the short.
+    Lof,
     /// Strict tier, then arrival less jump less the time the cache saves; aging raises the tier.
     #[default]
     Priority,
@@ -50,6 +52,12 @@ pub struct SchedulerConfig {
     /// Nanoseconds to compute one prompt token, for the worth of a cached prefix in the order of
     /// the queue until steps have been measured.
     pub prefill_ns_per_token: u32,
+    /// Milliseconds a step should take, by what was learned from the steps so far; 0 leaves
+    /// `step_tokens` alone. A step computes a page of prompt at least, `step_tokens` at most.
+    pub target_step_ms: u32,
+    /// Whether tenants share admissions of a tier evenly, by uncached prompt tokens. Not in
+    /// `Fcfs`.
+    pub fair_shares: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -69,6 +77,8 @@ impl Default for SchedulerConfig {
             queue_timeout_s: 600,
             max_drafts: 0,
             prefill_ns_per_token: 1_000_000,
+            target_step_ms: 0,
+            fair_shares: true,
         }
     }
 }

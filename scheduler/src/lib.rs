@@ -13,6 +13,7 @@ mod admit;
 mod batch;
 mod check;
 mod config;
+mod draft;
 mod emit;
 mod holding;
 mod live;
@@ -25,6 +26,7 @@ mod settle;
 mod shutdown;
 mod stats;
 mod step;
+mod time;
 
 pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
 pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, Reason, Usage};

@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use rootstock_memory::{Nanos, StepId};
-use rootstock_radix::{Hints, Key, NamespaceId, Token};
+use rootstock_radix::{Hints, Key, NamespaceId, TenantId, Token};
 use smallvec::SmallVec;
 
 use crate::config::SchedulerConfig;
@@ -61,6 +61,7 @@ pub(crate) struct VictimKey {
 pub(crate) struct Live {
     pub(crate) id: RequestId,
     pub(crate) label: u64,
+    pub(crate) tenant: TenantId,
     pub(crate) ns: NamespaceId,
     pub(crate) class: Class,
     pub(crate) hints: Hints,
@@ -150,6 +151,7 @@ impl Live {
         Self {
             id,
             label: new.label,
+            tenant: new.tenant,
             ns: new.ns,
             class: new.class,
             hints: new.hints,
@@ -246,6 +248,7 @@ impl Live {
             arrival: self.arrival,
             aged: order.aged(self.waited(now)),
             cached_tokens: self.cached_probe,
+            output_max: self.output_max,
         }
     }
 

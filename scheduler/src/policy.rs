@@ -2,12 +2,13 @@
 //!
 //! A key is computed from a request's own data and changes at two kinds of moments: an aging
 //! tick, and a new look at how much of the prompt is cached. Between them the queue is a sorted
-//! set that nobody rescans.
+//! set that nobody rescans. Where tenants share, a tenant's share decides between the tier and
+//! the rest of the key (`queue.rs`).
 //!
 //! `Priority`: (class, strict tier desc, effective arrival asc, id), where the effective arrival
 //! is the arrival less the jump less the seconds the cache saves, the last capped by the aging
-//! bound. `Lpm`: cached tokens desc, then arrival. `Fcfs`: arrival. Waiting raises the tier by
-//! one per aging period in `Priority` and `Lpm`.
+//! bound. `Lpm`: cached tokens desc, then arrival. `Lof`: output asked for desc, then arrival.
+//! `Fcfs`: arrival. Waiting raises the tier by one per aging period, but in `Fcfs`.
 //!
 //! Aging acts on the order alone: it grants no right to preempt and does not reach the cache.
 
@@ -45,6 +46,8 @@ pub(crate) struct KeyParts {
     pub(crate) aged: u64,
     /// Tokens of the request found in the cache at the last look.
     pub(crate) cached_tokens: u32,
+    /// Output tokens asked for.
+    pub(crate) output_max: u32,
 }
 
 /// Policy and its constants, from the configuration.
@@ -53,26 +56,36 @@ pub(crate) struct Order {
     policy: SchedulePolicy,
     /// 0 is off.
     pub(crate) aging_ns: u64,
-    prefill_ns_per_token: u32,
+    /// Replaced by what is learned from steps.
+    pub(crate) prefill_ns_per_token: u64,
+}
+
+impl QueueKey {
+    /// What goes before shares: class and tier.
+    pub(crate) fn urgency(&self) -> (Reverse<Class>, Reverse<u64>) {
+        (self.class, self.tier)
+    }
 }
 
 impl Order {
     pub(crate) fn new(cfg: &SchedulerConfig) -> Self {
         let aging_ns = match cfg.policy {
             SchedulePolicy::Fcfs => 0,
-            SchedulePolicy::Lpm | SchedulePolicy::Priority => seconds_to_ns(cfg.aging_s),
+            SchedulePolicy::Lpm | SchedulePolicy::Lof | SchedulePolicy::Priority => {
+                seconds_to_ns(cfg.aging_s)
+            }
         };
         Self {
             policy: cfg.policy,
             aging_ns,
-            prefill_ns_per_token: cfg.prefill_ns_per_token,
+            prefill_ns_per_token: u64::from(cfg.prefill_ns_per_token),
         }
     }
 
     /// Whether a look at the cache can change a key.
     pub(crate) fn uses_cache(&self) -> bool {
         match self.policy {
-            SchedulePolicy::Fcfs => false,
+            SchedulePolicy::Fcfs | SchedulePolicy::Lof => false,
             SchedulePolicy::Lpm | SchedulePolicy::Priority => true,
         }
     }
@@ -82,11 +95,17 @@ impl Order {
         waited_ns.checked_div(self.aging_ns).unwrap_or(0)
     }
 
+    /// Whether tenants share evenly.
+    pub(crate) fn is_fair(cfg: &SchedulerConfig) -> bool {
+        cfg.fair_shares && cfg.policy != SchedulePolicy::Fcfs
+    }
+
     pub(crate) fn key(&self, p: &KeyParts) -> QueueKey {
         let arrival = i128::from(p.arrival);
         let (tier, rank) = match self.policy {
             SchedulePolicy::Fcfs => (0, arrival),
             SchedulePolicy::Lpm => (p.aged, -i128::from(p.cached_tokens)),
+            SchedulePolicy::Lof => (p.aged, -i128::from(p.output_max)),
             SchedulePolicy::Priority => {
                 let early = i128::from(p.jump_ns) + i128::from(self.benefit_ns(p.cached_tokens));
                 (u64::from(p.strict).saturating_add(p.aged), arrival - early)
@@ -108,7 +127,9 @@ impl Order {
         } else {
             BENEFIT_CAP_NS
         };
-        (u64::from(cached_tokens) * u64::from(self.prefill_ns_per_token)).min(cap)
+        u64::from(cached_tokens)
+            .saturating_mul(self.prefill_ns_per_token)
+            .min(cap)
     }
 }
 
@@ -136,6 +157,7 @@ mod tests {
             arrival: 1_000_000_000_000,
             aged: 0,
             cached_tokens: 0,
+            output_max: 1,
         }
     }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use rootstock_memory::PageId;
 use rootstock_radix::{Fate, Short};
 
-use crate::batch::Draft;
+use crate::draft::Draft;
 use crate::emit::FinishReason;
 use crate::holding::{Holding, device, pages_for};
 use crate::live::{Live, Phase, count};

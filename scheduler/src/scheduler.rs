@@ -14,11 +14,12 @@ use crate::config::{ConfigError, SchedulerConfig};
 use crate::emit::{Admission, Emit, FinishReason, Reason};
 use crate::holding::{device, pages_for};
 use crate::live::{Draining, Live, Phase, count};
-use crate::policy::{Order, seconds_to_ns};
-use crate::queue::WaitQueue;
+use crate::policy::{Order, QueueKey, seconds_to_ns};
+use crate::queue::{Entry, WaitQueue};
 use crate::request::{NewRequest, RequestId};
 use crate::settle::Flight;
 use crate::stats::SchedulerStats;
+use crate::time::StepTime;
 
 /// Wait after which a request that does not fit keeps later ones from passing, while aging is
 /// off.
@@ -50,6 +51,9 @@ pub struct Scheduler {
     /// The waiting request for which others are giving way.
     pub(crate) claim: Option<RequestId>,
     pub(crate) pace: Pace,
+    pub(crate) time: StepTime,
+    /// When the last step landed.
+    pub(crate) landed_at: Nanos,
     pub(crate) next_step: u64,
     next_request: u64,
     /// Events of calls that return none.
@@ -75,6 +79,8 @@ impl Scheduler {
             flights: VecDeque::new(),
             claim: None,
             pace: Pace::default(),
+            time: StepTime::default(),
+            landed_at: 0,
             next_step: 1,
             next_request: 1,
             outbox: Vec::new(),
@@ -88,7 +94,9 @@ impl Scheduler {
     }
 
     /// Takes a request into the queue, or says why not. A request that can never run is refused
-    /// here, with the numbers.
+    /// here, with the numbers. A full queue defers it, unless it outranks the last of those that
+    /// have not run and goes before it in the order: then that one ends as `Displaced`, with the
+    /// next events.
     ///
     /// # Cost
     /// One look at the cache and a few sorted inserts.
@@ -97,8 +105,13 @@ impl Scheduler {
             self.stats.rejected += 1;
             return Admission::Rejected(reason);
         }
+        let id = RequestId::new(self.cfg.replica, self.next_request);
+        let mut live = Live::new(id, new, &self.cfg, now);
+        if self.order.uses_cache() {
+            live.cached_probe = self.probe(cache, &live);
+        }
         let queue_len = count(self.queue.len());
-        if queue_len >= self.cfg.max_queue {
+        if queue_len >= self.cfg.max_queue && !self.displace(&live, now) {
             self.stats.deferred += 1;
             let queue_cap = self.cfg.max_queue;
             let retry_after_s = self.pace.retry_after_s(queue_len);
@@ -108,12 +121,7 @@ impl Scheduler {
                 retry_after_s,
             };
         }
-        let id = RequestId::new(self.cfg.replica, self.next_request);
         self.next_request += 1;
-        let mut live = Live::new(id, new, &self.cfg, now);
-        if self.order.uses_cache() {
-            live.cached_probe = self.probe(cache, &live);
-        }
         self.stats.added += 1;
         self.expiry.extend(self.expiries(&live));
         self.live.insert(id, live);
@@ -188,6 +196,24 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Makes a place in the full queue for a strictly better request, if there is a worse one.
+    fn displace(&mut self, better: &Live, now: Nanos) -> bool {
+        let key = self.order.key(&better.key_parts(&self.order, now));
+        let unstarted = |key: &QueueKey| matches!(self.live[&key.id].phase, Phase::Queued);
+        let Some(worst) = self.queue.backwards().find(unstarted) else {
+            return false;
+        };
+        if key >= worst || better.rank() <= self.live[&worst.id].rank() {
+            return false;
+        }
+        self.queue.remove(worst.id);
+        if let Some(live) = self.live.remove(&worst.id) {
+            let last = self.last_event(&live, FinishReason::Displaced, now);
+            self.outbox.push(last);
+        }
+        true
+    }
+
     /// Tokens of a waiting request that are cached now; pure.
     pub(crate) fn probe(&self, cache: &PrefixCache, live: &Live) -> u32 {
         let found = cache.probe(live.cache_key(), self.cfg.replica);
@@ -199,8 +225,14 @@ impl Scheduler {
     pub(crate) fn enqueue(&mut self, id: RequestId, now: Nanos) {
         let live = &self.live[&id];
         let key = self.order.key(&live.key_parts(&self.order, now));
-        self.queue
-            .put(key, live.rank(), live.age_at(&self.order, now));
+        let (rank, tenant) = (live.rank(), live.tenant);
+        let age_at = live.age_at(&self.order, now);
+        self.queue.put(Entry {
+            key,
+            rank,
+            tenant,
+            age_at,
+        });
     }
 
     fn expiries(&self, live: &Live) -> impl Iterator<Item = (Nanos, RequestId)> + use<> {
@@ -241,18 +273,8 @@ impl Scheduler {
             self.live.insert(id, live);
             return;
         }
-        for entry in self.expiries(&live) {
-            self.expiry.remove(&entry);
-        }
-        let usage = live.usage(cx.now);
-        self.stats.count_final(reason, &usage);
-        cx.out.push(Emit::Final {
-            request: id,
-            label: live.label,
-            reason,
-            usage,
-        });
-        self.claim = self.claim.filter(|&claimant| claimant != id);
+        let last = self.last_event(&live, reason, cx.now);
+        cx.out.push(last);
         self.queue.remove(id);
         self.running.remove(&id);
         let Phase::Running(run) = live.phase else {
@@ -267,6 +289,22 @@ impl Scheduler {
             });
             self.draining.insert(id);
             self.live.insert(id, live);
+        }
+    }
+
+    /// The final event, and the end of what is kept for it.
+    fn last_event(&mut self, live: &Live, reason: FinishReason, now: Nanos) -> Emit {
+        for entry in self.expiries(live) {
+            self.expiry.remove(&entry);
+        }
+        let usage = live.usage(now);
+        self.stats.count_final(reason, &usage);
+        self.claim = self.claim.filter(|&claimant| claimant != live.id);
+        Emit::Final {
+            request: live.id,
+            label: live.label,
+            reason,
+            usage,
         }
     }
 

@@ -14,12 +14,15 @@ use crate::live::{Live, Phase};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::{Logprobs, RowOut, StepOutput};
+use crate::time::Load;
 
 /// A step that is out.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub(crate) step: StepId,
     pub(crate) rows: Vec<FlightRow>,
+    launched_at: Nanos,
+    load: Load,
     result: Option<Result<StepOutput, FailKind>>,
 }
 
@@ -34,10 +37,12 @@ pub(crate) struct FlightRow {
 }
 
 impl Flight {
-    pub(crate) fn new(step: StepId, rows: Vec<FlightRow>) -> Self {
+    pub(crate) fn new(step: StepId, rows: Vec<FlightRow>, launched_at: Nanos, load: Load) -> Self {
         Self {
             step,
             rows,
+            launched_at,
+            load,
             result: None,
         }
     }
@@ -99,6 +104,15 @@ impl Scheduler {
                 Err(kind) => Err(*kind),
             };
             self.land_row(cx, flight.step, row, landed);
+        }
+        // A step begins when it is launched, or when the one before it ends.
+        let begin = flight.launched_at.max(self.landed_at);
+        self.landed_at = self.landed_at.max(cx.now);
+        if results.is_ok() {
+            self.time.learn(flight.load, cx.now.saturating_sub(begin));
+            if let Some(ns) = self.time.token_ns() {
+                self.order.prefill_ns_per_token = ns;
+            }
         }
         cx.cache.step_done(self.cfg.replica, flight.step);
     }

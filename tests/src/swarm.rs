@@ -133,6 +133,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         policy: *rng.pick(&[
             SchedulePolicy::Fcfs,
             SchedulePolicy::Lpm,
+            SchedulePolicy::Lof,
             SchedulePolicy::Priority,
             SchedulePolicy::Priority,
         ]),
@@ -143,5 +144,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         queue_timeout_s: *rng.pick(&[0, 5, 600]),
         max_drafts: *rng.pick(&[0, 0, 1, 4]),
         prefill_ns_per_token: *rng.pick(&[0, 1_000_000, 100_000_000]),
+        target_step_ms: *rng.pick(&[0, 0, 1, 500]),
+        fair_shares: rng.percent(50),
     }
 }

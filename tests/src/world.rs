@@ -194,6 +194,20 @@ impl World {
         );
     }
 
+    /// Steps until a request has said `n` tokens.
+    ///
+    /// # Panics
+    /// When that takes more than 1,000 steps.
+    pub fn until_said(&mut self, id: RequestId, n: usize) {
+        for _ in 0..1_000 {
+            if self.heard[&id].tokens.len() >= n {
+                return;
+            }
+            self.step();
+        }
+        unreachable!("request {} has not said {n} tokens", id.0);
+    }
+
     /// The caller gives up; whether that was the end.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let end = self.scheduler.abort(&mut self.cache, id, self.now);

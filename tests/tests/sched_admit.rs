@@ -195,3 +195,51 @@ fn impossible_configurations_are_refused_by_name() {
     assert!(matches!(aging, Err(ConfigError::Aging { .. })));
     assert!(zero(base()).is_ok());
 }
+
+#[test]
+fn a_full_queue_gives_the_place_of_its_worst_to_a_strictly_better_newcomer() {
+    let mut world = World::new(
+        49,
+        SchedulerConfig {
+            max_queue: 2,
+            ..Default::default()
+        },
+    );
+    let first = world.submit(&prompt(1, 5), 1, 1);
+    let worst = world.submit(&prompt(2, 5), 1, 0);
+    for (priority, strict) in [(0, 5), (5, 0)] {
+        let mut new = request(world.ns, &prompt(3, 5), 1);
+        (new.hints.priority, new.hints.strict) = (priority, strict);
+        let answer = world.try_add(new);
+        assert!(
+            matches!(answer, Admission::Deferred { .. }),
+            "better in one respect is not enough"
+        );
+    }
+    let mut new = request(world.ns, &prompt(3, 5), 1);
+    (new.hints.priority, new.hints.strict) = (5, 5);
+    let better = world.add(new);
+    world.run_dry();
+    assert_eq!(world.reason(worst), FinishReason::Displaced);
+    assert!(world.said_all(first) && world.said_all(better));
+}
+
+#[test]
+fn a_preempted_request_is_never_displaced() {
+    let config = SchedulerConfig {
+        max_queue: 1,
+        max_running: 1,
+        ..Default::default()
+    };
+    let mut world = World::new(49, config);
+    let low = world.submit(&prompt(1, 20), 20, 0);
+    world.step();
+    world.submit(&prompt(2, 20), 5, 10);
+    world.step();
+    assert_eq!(world.scheduler.stats().preemptions, 1);
+    let mut new = request(world.ns, &prompt(3, 5), 1);
+    (new.hints.priority, new.hints.strict) = (50, 5);
+    assert!(matches!(world.try_add(new), Admission::Deferred { .. }));
+    world.run_dry();
+    assert!(world.said_all(low));
+}

@@ -11,24 +11,13 @@ fn config(page_tokens: u32) -> SchedulerConfig {
     }
 }
 
-/// Steps until a request has said `n` tokens.
-fn until_said(world: &mut World, id: rootstock_scheduler::RequestId, n: usize) {
-    for _ in 0..1000 {
-        if world.heard(id).tokens.len() >= n {
-            return;
-        }
-        world.step();
-    }
-    panic!("request {} has not said {n} tokens", id.0);
-}
-
 // Faults C1: preemption fires when pages run out, not only when seats run out.
 
 #[test]
 fn a_higher_priority_takes_pages_in_the_same_round() {
     let mut world = World::new(8, config(16));
     let low = world.submit(&prompt(1, 100), 28, 0);
-    until_said(&mut world, low, 14);
+    world.until_said(low, 14);
     assert_eq!(world.available(), 0, "the low one holds all 8 pages");
     let high = world.submit(&prompt(2, 30), 2, 10);
     let rows = world.step();
@@ -49,7 +38,7 @@ fn a_higher_priority_takes_pages_as_soon_as_the_step_in_flight_ends() {
         },
     );
     let low = world.submit(&prompt(1, 100), 28, 0);
-    until_said(&mut world, low, 15);
+    world.until_said(low, 15);
     world.launch();
     let high = world.submit(&prompt(2, 30), 2, 10);
     world.land();
@@ -74,7 +63,7 @@ fn a_higher_priority_takes_a_seat() {
         },
     );
     let low = world.submit(&prompt(1, 20), 20, 0);
-    until_said(&mut world, low, 3);
+    world.until_said(low, 3);
     let high = world.submit(&prompt(2, 20), 3, 1);
     assert_eq!(world.step(), vec![(high, 0, 20)]);
     world.run_dry();
@@ -92,7 +81,7 @@ fn a_difference_below_the_gap_takes_nothing() {
             },
         );
         let low = world.submit(&prompt(1, 100), 28, 0);
-        until_said(&mut world, low, 13);
+        world.until_said(low, 13);
         let high = world.submit(&prompt(2, 30), 2, 2);
         let rows = world.step();
         assert_eq!(rows.iter().map(|row| row.0).collect::<Vec<_>>(), vec![low]);
@@ -109,7 +98,7 @@ fn no_more_give_way_than_are_needed_and_the_least_served_of_the_lowest_first() {
     let ids: Vec<_> = [(1, 1), (2, 0), (3, 0)]
         .map(|(n, prio)| world.submit(&prompt(n, 33), 12, prio))
         .into();
-    until_said(&mut world, ids[2], 2);
+    world.until_said(ids[2], 2);
     let high = world.submit(&prompt(9, 40), 2, 10);
     world.step();
     world.run_dry();
@@ -127,7 +116,7 @@ fn nobody_gives_way_when_all_together_could_not_free_enough() {
     let mut world = World::new(10, config(16));
     let low = world.submit(&prompt(1, 30), 18, 0);
     let peer = world.submit(&prompt(2, 100), 12, 10);
-    until_said(&mut world, low, 2);
+    world.until_said(low, 2);
     let high = world.submit(&prompt(3, 80), 2, 10);
     world.step();
     assert!(
@@ -161,10 +150,10 @@ fn a_request_preempted_twice_says_what_it_says_alone_even_when_it_samples() {
             ..SamplingParams::default()
         };
         let low = world.add(new);
-        until_said(&mut world, low, 5);
+        world.until_said(low, 5);
         let first = world.submit(&prompt(2, 60), 3, 10);
-        until_said(&mut world, first, 3);
-        until_said(&mut world, low, 9);
+        world.until_said(first, 3);
+        world.until_said(low, 9);
         let second = world.submit(&prompt(3, 60), 3, 10);
         world.run_dry();
         assert!([low, first, second].iter().all(|&id| world.said_all(id)));
@@ -185,7 +174,7 @@ fn a_preempted_request_is_not_refused_by_a_full_queue() {
         },
     );
     let low = world.submit(&prompt(1, 100), 28, 0);
-    until_said(&mut world, low, 2);
+    world.until_said(low, 2);
     let high = world.submit(&prompt(2, 90), 2, 10);
     world.launch();
     let queued = world.try_add(request(world.ns, &prompt(3, 10), 1));
@@ -215,7 +204,7 @@ fn giving_way_is_bounded_for_those_outranked_and_keeps_them_running_at_the_end()
         },
     );
     let low = world.submit(&prompt(1, 20), 12, 0);
-    until_said(&mut world, low, 1);
+    world.until_said(low, 1);
     for n in 2..8 {
         world.submit(&prompt(n, 20), 2, 10);
         for _ in 0..4 {
@@ -282,7 +271,7 @@ fn odd_lengths_over_cached_prefixes_survive_preemption() {
         let mut long = prompt(1, 20);
         long.extend(prompt(2, 17));
         let low = world.submit(&long, 30, 0);
-        until_said(&mut world, low, 3);
+        world.until_said(low, 3);
         let pool = world
             .cache
             .total(rootstock_memory::TierId::Device(Default::default()));
@@ -333,7 +322,7 @@ fn a_preempted_request_that_no_longer_fits_the_pool_ends_with_what_it_has() {
         },
     );
     let low = world.submit(&prompt(1, 16), 1000, 0);
-    until_said(&mut world, low, 49);
+    world.until_said(low, 49);
     let high = world.submit(&prompt(2, 16), 2, 10);
     world.run_dry();
     assert_eq!(world.reason(low), FinishReason::OutOfPages);
@@ -352,13 +341,13 @@ fn requests_that_wait_for_pages_age_only_while_they_wait() {
     );
     world.step_ns = SECOND;
     let low = world.submit(&prompt(1, 20), 60, 0);
-    until_said(&mut world, low, 40);
+    world.until_said(low, 40);
     let high = world.submit(&prompt(2, 20), 3, 5);
     world.step();
     let mut new = request(world.ns, &prompt(3, 20), 3);
     new.hints.strict = 1;
     let strict = world.add(new);
-    until_said(&mut world, high, 3);
+    world.until_said(high, 3);
     world.step();
     assert!(
         world.heard(strict).started.is_some(),

@@ -119,3 +119,30 @@ fn a_whole_prompt_in_the_cache_still_computes_one_token() {
         }
     }
 }
+
+#[test]
+fn identical_prompts_that_arrive_together_are_computed_once() {
+    for in_flight in [1, 2] {
+        let config = SchedulerConfig {
+            page_tokens: 4,
+            step_tokens: 64,
+            max_in_flight: in_flight,
+            ..SchedulerConfig::default()
+        };
+        let mut world = World::new(400, config);
+        let ids: Vec<_> = (0..8)
+            .map(|_| world.submit(&prompt(1, 101), 1, 0))
+            .collect();
+        let mut computed = 0;
+        while !world.scheduler.is_idle() || world.engine.in_flight() > 0 {
+            computed += world.step().iter().map(|row| row.2).sum::<u32>();
+        }
+        assert!(ids.iter().all(|&id| world.said_all(id)));
+        assert_eq!(
+            computed,
+            101 + 7,
+            "the prompt once, and one token each for the others"
+        );
+        world.at_rest();
+    }
+}

@@ -1,0 +1,197 @@
+//! A step in the making: rows drafted, guesses handed out, and the draft turned into a plan.
+//!
+//! A draft changes no request: rows can be withdrawn until it is committed. Committing moves the
+//! marks of the requests and returns plain arrays.
+
+use std::sync::Arc;
+
+use rootstock_memory::{CopyPlan, Nanos, StepId};
+
+use crate::holding::pages_for;
+use crate::live::{Live, count};
+use crate::request::RequestId;
+use crate::scheduler::{Cx, Scheduler};
+use crate::settle::{Flight, FlightRow};
+use crate::step::{History, Row, RowInput, SampleSpec, StepPlan};
+use crate::time::Load;
+
+/// A step in the making.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) budget: u32,
+    pub(crate) rows: Vec<DraftRow>,
+    pub(crate) copies: Vec<CopyPlan>,
+    /// Pages that running requests wait for, out of those that are coming.
+    pub(crate) owed_pages: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DraftRow {
+    pub(crate) id: RequestId,
+    pub(crate) first_pos: u32,
+    pub(crate) len: u32,
+    pub(crate) drafts: u8,
+    pub(crate) draws: bool,
+    pub(crate) from: Option<(StepId, u32)>,
+}
+
+impl Draft {
+    pub(crate) fn new(budget: u32) -> Self {
+        Self {
+            budget,
+            rows: Vec::new(),
+            copies: Vec::new(),
+            owed_pages: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, row: DraftRow) {
+        self.budget -= row.len + u32::from(row.drafts);
+        self.rows.push(row);
+    }
+
+    /// Takes a request's row back out.
+    pub(crate) fn withdraw(&mut self, id: RequestId) {
+        if let Some(at) = self.rows.iter().position(|row| row.id == id) {
+            let row = self.rows.remove(at);
+            self.budget += row.len + u32::from(row.drafts);
+        }
+    }
+}
+
+impl Scheduler {
+    /// Lets rows that draw guess on with what nobody else needs of budget and pages.
+    pub(crate) fn plan_guesses(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
+        let page_tokens = self.cfg.page_tokens;
+        for row in draft
+            .rows
+            .iter_mut()
+            .filter(|row| row.draws && row.from.is_none())
+        {
+            let live = self
+                .live
+                .get_mut(&row.id)
+                .expect("a drafted row is of a live request");
+            if !live.can_draft(live.output_len()) {
+                continue;
+            }
+            let room = live.output_max - live.output_len() - 1;
+            let wanted = u32::from(self.cfg.max_drafts).min(room).min(draft.budget);
+            let Some(run) = live.running_mut() else {
+                continue;
+            };
+            let end = row.first_pos + row.len;
+            let pages = pages_for(end + wanted, page_tokens);
+            if let Ok(mut copies) = run.hold.take(cx.cache, pages, cx.now) {
+                draft.copies.append(&mut copies);
+            }
+            let slots = count(run.hold.table().len()) * page_tokens - end;
+            row.drafts = u8::try_from(wanted.min(slots)).unwrap_or(u8::MAX);
+            draft.budget -= u32::from(row.drafts);
+        }
+    }
+
+    /// Turns a draft into a plan and its rows into rows in flight.
+    pub(crate) fn commit(&mut self, draft: Draft, now: Nanos) -> StepPlan {
+        let step = self.step_id();
+        let mut plan = StepPlan {
+            id: step,
+            replica: self.cfg.replica,
+            rows: Vec::with_capacity(draft.rows.len()),
+            tokens: Vec::new(),
+            page_tables: Vec::new(),
+            copies: draft.copies,
+            after: Vec::new(),
+        };
+        let mut rows = Vec::with_capacity(draft.rows.len());
+        for (index, row) in draft.rows.iter().enumerate() {
+            let live = self
+                .live
+                .get_mut(&row.id)
+                .expect("a drafted row is of a live request");
+            append_row(&mut plan, live, row, self.cfg.page_tokens);
+            let run = live
+                .running_mut()
+                .expect("a drafted row is of a running request");
+            run.launched = row.first_pos + row.len;
+            run.pending += u32::from(row.draws);
+            run.drafting = row.drafts > 0;
+            run.flight.push(step);
+            run.last_row = Some((step, count(index)));
+            live.work += u64::from(row.len);
+            self.stats.computed_tokens += u64::from(row.len);
+            let end = row.first_pos + row.len;
+            rows.push(FlightRow {
+                id: row.id,
+                end,
+                drafts: row.drafts,
+                draws: row.draws,
+            });
+        }
+        self.stats.steps += 1;
+        let load = load_of(draft.rows.iter().map(|row| (row.first_pos, row.len)));
+        self.flights.push_back(Flight::new(step, rows, now, load));
+        plan
+    }
+}
+
+/// Load of rows of (first position, positions).
+pub(crate) fn load_of(rows: impl Iterator<Item = (u32, u32)>) -> Load {
+    rows.fold(Load::default(), |load, (first_pos, len)| {
+        let (first, len64) = (u64::from(first_pos), u64::from(len));
+        let kv = load.kv + len64 * first + len64 * (len64 + 1) / 2;
+        Load {
+            tokens: load.tokens + len,
+            kv,
+        }
+    })
+}
+
+fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32) {
+    let run = live
+        .running()
+        .expect("a drafted row is of a running request");
+    let first_token = count(plan.tokens.len());
+    let input = match row.from {
+        Some((step, index)) => {
+            plan.tokens.push(0);
+            RowInput::FromStep { step, row: index }
+        }
+        None => {
+            let span = row.first_pos as usize..(row.first_pos + row.len) as usize;
+            plan.tokens.extend_from_slice(&live.tokens[span]);
+            RowInput::Known
+        }
+    };
+    let first_page = count(plan.page_tables.len());
+    let covered = row.first_pos + row.len + u32::from(row.drafts);
+    let pages = pages_for(covered, page_tokens);
+    plan.page_tables
+        .extend_from_slice(&run.hold.table()[..pages as usize]);
+    plan.rows.push(Row {
+        request: live.id,
+        ns: live.ns,
+        tokens: first_token..count(plan.tokens.len()),
+        input,
+        first_pos: row.first_pos,
+        len: row.len,
+        pages: first_page..count(plan.page_tables.len()),
+        sample: row.draws.then(|| sample_spec(live, run.pending)),
+        drafts: row.drafts,
+        mask: None,
+    });
+}
+
+fn sample_spec(live: &Live, pending: u32) -> SampleSpec {
+    let output_index = live.output_len() + pending;
+    let bound = output_index < live.suppress_until();
+    SampleSpec {
+        params: Arc::clone(&live.sampling),
+        output_index,
+        suppress: bound.then(|| Arc::clone(&live.stop_tokens)),
+        history: live.sampling.has_penalties().then(|| History {
+            tokens: live.tokens.clone(),
+            prompt_tokens: live.prompt_tokens,
+        }),
+    }
+}
