@@ -10,7 +10,12 @@
 pub mod cpu_backend;
 pub mod error;
 pub mod gguf;
-pub mod model;
-pub mod service;
+pub mod history;
 #[expect(unsafe_code, reason = "the memory map of model files")]
 mod mmap;
+pub mod model;
+pub mod model_source;
+pub mod service;
+pub mod template;
+pub mod text;
+pub mod tokenizer;

@@ -20,7 +20,9 @@ fn small() -> GgufWriter {
 }
 
 fn refused(writer: &GgufWriter) -> String {
-    Gguf::from_bytes(writer.to_bytes()).expect_err("the file must be refused").to_string()
+    Gguf::from_bytes(writer.to_bytes())
+        .expect_err("the file must be refused")
+        .to_string()
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn an_edited_answer_is_spliced_up_to_the_last_whole_word() {
     let first = encode(&history, &tokenizer, "ask:");
     history.record(first.end, &by_bytes("aba hello world"));
     let second = encode(&history, &tokenizer, "ask:aba helloworld");
-    // "hello" and "world" are one word now: it is encoded anew, from its blank on.
+    // "hello" and "world" are one word now: it is encoded anew, with the blank that belongs to it.
     assert_eq!(second.spliced, vec![first.ids.len()..first.ids.len() + 3]);
     let third = encode(&history, &tokenizer, "ask:none of it");
     assert!(third.spliced.is_empty());
@@ -104,13 +104,13 @@ fn an_edited_answer_is_spliced_up_to_the_last_whole_word() {
 fn an_answer_that_ends_inside_a_character_is_spliced_before_it() {
     let (tokenizer, history) = (chatml(), History::new(1 << 20));
     let first = encode(&history, &tokenizer, "ask:");
-    history.record(first.end, &[by_bytes("hi "), vec![0xe2, 0x82]].concat());
+    history.record(first.end, &[by_bytes("hi-"), vec![0xe2, 0x82]].concat());
     // The client got U+FFFD for the unfinished character.
-    let second = encode(&history, &tokenizer, "ask:hi \u{fffd}<|im_end|>");
-    assert_eq!(second.spliced, vec![first.ids.len()..first.ids.len() + 3]);
+    let second = encode(&history, &tokenizer, "ask:hi-\u{fffd}<|im_end|>");
+    assert_eq!(second.spliced, vec![first.ids.len()..first.ids.len() + 2]);
     // Here the text goes on with the same two bytes, but a splice must not cut the character.
-    let third = encode(&history, &tokenizer, "ask:hi \u{20ac}");
-    assert_eq!(third.spliced, vec![first.ids.len()..first.ids.len() + 3]);
+    let third = encode(&history, &tokenizer, "ask:hi-\u{20ac}");
+    assert_eq!(third.spliced, vec![first.ids.len()..first.ids.len() + 2]);
 }
 
 #[test]
@@ -206,23 +206,25 @@ fn of_one_conversation_the_last_turn_is_dropped_first() {
     );
 }
 
-/// Tokens as a model at temperature 1 might write them: any split of the text.
+/// Tokens as a model at temperature 1 might write them: any tokens whose text merges could join.
 fn sampled(tokenizer: &Tokenizer, seed: &mut u64, length: usize) -> Vec<u32> {
-    let mut next = || {
+    let joined = |id: u32| {
+        tokenizer.kind(id) == TokenKind::Normal
+            && tokenizer
+                .token_bytes(id)
+                .iter()
+                .all(|byte| b"hello world\n".contains(byte))
+    };
+    let choices: Vec<u32> = (0..tokenizer.vocabulary_len())
+        .filter(|&id| joined(id))
+        .collect();
+    let mut draw = || {
         *seed = seed
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        u32::try_from(*seed >> 33).expect("31 bits")
+        choices[usize::try_from(*seed >> 33).expect("31 bits") % choices.len()]
     };
-    let mut ids = Vec::new();
-    while ids.len() < length {
-        let id = next() % tokenizer.vocabulary_len();
-        let bytes = tokenizer.token_bytes(id);
-        if tokenizer.kind(id) == TokenKind::Normal && bytes.is_ascii() {
-            ids.push(id);
-        }
-    }
-    ids
+    (0..length).map(|_| draw()).collect()
 }
 
 /// A hundred conversations of six turns in random tokens: each turn finds all of the turns before

@@ -26,7 +26,8 @@ fn merges_apply_in_order_of_rank() {
     let encode = |text| tokenizer.encode(text, Specials::Parse).unwrap();
     assert_eq!(encode("hello world"), [merged(3), merged(8)]);
     assert_eq!(encode("hell"), [merged(2)]);
-    assert_eq!(encode("abab"), [merged(10), u32::from(b'b')]);
+    assert_eq!(encode("abab"), [merged(9), merged(9)]);
+    assert_eq!(encode("aba"), [merged(10)]);
     assert_eq!(encode(""), [0; 0]);
 }
 

@@ -1,4 +1,5 @@
 //! A tiny byte-level vocabulary: the 256 bytes, a few merges, a few special tokens.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use rootstock_engine::gguf::{Gguf, GgufWriter, Value};
 use rootstock_engine::tokenizer::{Tokenizer, byte_alphabet};
