@@ -1,5 +1,10 @@
 //! Paged attention against a dense one in 64-bit floats, and its promises: the same bits for any
 //! chunking, batch, page table and number of threads; bad shapes refused with the numbers.
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "test code with small numbers"
+)]
 
 use proptest::prelude::*;
 use rootstock_kernels::{

@@ -22,19 +22,42 @@ pub enum GgmlType {
     Q4_0,
     /// 32 weights `d * q + m`, `q` of 4 bits; 20 bytes.
     Q4_1,
+    /// 32 weights `d * (q - 16)`, `q` of 5 bits; 22 bytes.
+    Q5_0,
+    /// 32 weights `d * q + m`, `q` of 5 bits; 24 bytes.
+    Q5_1,
     /// 32 weights `d * q`, `q` of 8 bits, signed; 34 bytes.
     Q8_0,
+    /// 256 weights in 8 parts `d * s * q - m * t`, `q` of 4 bits, `s` and `t` of 6; 144 bytes.
+    Q4K,
+    /// 256 weights as in Q4_K with `q` of 5 bits; 176 bytes.
+    Q5K,
+    /// 256 weights in 16 parts `d * s * (q - 32)`, `q` of 6 bits, `s` of 8, signed; 210 bytes.
+    Q6K,
+    /// 32 weights `d * t[q]`, `q` of 4 bits into a fixed table; 18 bytes.
+    Iq4Nl,
 }
+
+/// The values of [`GgmlType::Iq4Nl`].
+const IQ4_NL: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
 
 impl GgmlType {
     /// Every type the kernels read.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 12] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
         Self::Q4_0,
         Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
         Self::Q8_0,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
     ];
 
     /// The type with this number in a GGUF file.
@@ -55,7 +78,13 @@ impl GgmlType {
             Self::F16 => 1,
             Self::Q4_0 => 2,
             Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
+            Self::Iq4Nl => 20,
             Self::Bf16 => 30,
         }
     }
@@ -68,7 +97,13 @@ impl GgmlType {
             Self::Bf16 => "BF16",
             Self::Q4_0 => "Q4_0",
             Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
         }
     }
 
@@ -76,7 +111,8 @@ impl GgmlType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -85,9 +121,14 @@ impl GgmlType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
     }
 
@@ -134,12 +175,84 @@ fn dequantize_block(ty: GgmlType, block: &[u8], out: &mut [f32]) {
             let (d, m) = (f16_at(block, 0), f16_at(block, 2));
             nibbles(&block[4..], out, |q| d * f32::from(q) + m);
         }
+        GgmlType::Q5_0 => {
+            let d = f16_at(block, 0);
+            five_bits(&block[2..], out, |q| d * (f32::from(q) - 16.0));
+        }
+        GgmlType::Q5_1 => {
+            let (d, m) = (f16_at(block, 0), f16_at(block, 2));
+            five_bits(&block[4..], out, |q| d * f32::from(q) + m);
+        }
         GgmlType::Q8_0 => {
             let d = f16_at(block, 0);
             for (out, &q) in out.iter_mut().zip(&block[2..]) {
                 *out = d * f32::from(q.cast_signed());
             }
         }
+        GgmlType::Q4K => eight_parts(block, None, &block[16..], out),
+        GgmlType::Q5K => eight_parts(block, Some(&block[16..48]), &block[48..], out),
+        GgmlType::Q6K => six_bits(block, out),
+        GgmlType::Iq4Nl => {
+            let d = f16_at(block, 0);
+            nibbles(&block[2..], out, |q| d * f32::from(IQ4_NL[usize::from(q)]));
+        }
+    }
+}
+
+/// 32 fifth bits, then 16 bytes of nibbles.
+fn five_bits(packed: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
+    let bits = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
+    let fifth = |at: usize| ((bits >> at & 1) as u8) << 4;
+    let (low, high) = out.split_at_mut(16);
+    for (at, (&byte, (low, high))) in packed[4..].iter().zip(low.iter_mut().zip(high)).enumerate() {
+        *low = value(byte & 15 | fifth(at));
+        *high = value(byte >> 4 | fifth(at + 16));
+    }
+}
+
+/// Q4_K and Q5_K: parts of 32, two of which share 32 bytes of nibbles; bit `part` of `fifths[i]`
+/// is the fifth bit of a part's element `i`.
+fn eight_parts(block: &[u8], fifths: Option<&[u8]>, packed: &[u8], out: &mut [f32]) {
+    let (d, m) = (f16_at(block, 0), f16_at(block, 2));
+    for (part, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = part_scales(&block[4..16], part);
+        let (d, m) = (d * f32::from(scale), m * f32::from(minimum));
+        for (at, (out, byte)) in out.iter_mut().zip(&packed[part / 2 * 32..]).enumerate() {
+            let low = if part % 2 == 0 { byte & 15 } else { byte >> 4 };
+            let fifth = fifths.map_or(0, |fifths| (fifths[at] >> part & 1) << 4);
+            *out = d * f32::from(low | fifth) - m;
+        }
+    }
+}
+
+/// Scale and minimum of a part, 6 bits each: the last 4 parts keep their 2 high bits in the
+/// bytes of the first 4.
+fn part_scales(packed: &[u8], part: usize) -> (u8, u8) {
+    if part < 4 {
+        (packed[part] & 63, packed[part + 4] & 63)
+    } else {
+        let both = packed[part + 4];
+        (
+            both & 15 | packed[part - 4] >> 6 << 4,
+            both >> 4 | packed[part] >> 6 << 4,
+        )
+    }
+}
+
+/// Q6_K: 128 bytes of low nibbles, 64 of high pairs, 16 scales, the scale of all.
+fn six_bits(block: &[u8], out: &mut [f32]) {
+    let (lows, rest) = block.split_at(128);
+    let (pairs, rest) = rest.split_at(64);
+    let (scales, d) = rest.split_at(16);
+    let d = f16_at(d, 0);
+    for (at, out) in out.iter_mut().enumerate() {
+        // Halves of 128 elements are 4 runs of 32.
+        let (half, run, i) = (at / 128, at % 128 / 32, at % 32);
+        let byte = lows[half * 64 + run % 2 * 32 + i];
+        let low = if run < 2 { byte & 15 } else { byte >> 4 };
+        let high = pairs[half * 32 + i] >> (2 * run) & 3;
+        let scale = f32::from(scales[at / 16].cast_signed());
+        *out = d * scale * (f32::from(low | high << 4) - 32.0);
     }
 }
 

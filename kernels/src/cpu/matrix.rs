@@ -54,7 +54,17 @@ impl PackedMatrix {
             });
         }
         let store = match isa.tile_shape(ggml_type) {
-            Some(shape) => Store::Tiles(Tiles::pack(shape, ggml_type.row_bytes(cols)?, bytes)),
+            Some(shape) if shape.ggml_type == ggml_type => {
+                Store::Tiles(Tiles::pack(shape, ggml_type.row_bytes(cols)?, bytes))
+            }
+            Some(shape) => {
+                let halves = as_halves(ggml_type, cols, bytes)?;
+                Store::Tiles(Tiles::pack(
+                    shape,
+                    shape.ggml_type.row_bytes(cols)?,
+                    &halves,
+                ))
+            }
             None => Store::Rows(bytes.into()),
         };
         Ok(Self {
@@ -106,7 +116,8 @@ impl PackedMatrix {
         &self.store
     }
 
-    /// Writes one row as floats: exactly the file's values, whatever the packing.
+    /// Writes one row as floats: the file's values, on vector paths rounded to 16 bits for the
+    /// types that are repacked as F16.
     ///
     /// # Errors
     /// A row outside the matrix, or `out` of another length than the columns.
@@ -124,16 +135,32 @@ impl PackedMatrix {
                 dequantize(self.ggml_type, &bytes[row * row_bytes..][..row_bytes], out)
             }
             Store::Tiles(tiles) => {
-                let block_len = self.ggml_type.block_len();
+                let tile_type = tiles.shape().ggml_type;
+                let block_len = tile_type.block_len();
                 let mut result = Ok(());
                 tiles.for_blocks(row, |index, block| {
                     let out = &mut out[index * block_len..][..block_len];
-                    result = dequantize(self.ggml_type, block, out);
+                    result = dequantize(tile_type, block, out);
                 });
                 result
             }
         }
     }
+}
+
+/// Rows of 16-bit floats, for types whose products have no kernel of their own.
+fn as_halves(ggml_type: GgmlType, cols: usize, bytes: &[u8]) -> Result<Vec<u8>, KernelError> {
+    let row_bytes = ggml_type.row_bytes(cols)?;
+    let mut row = vec![0.0; cols];
+    let mut halves = Vec::with_capacity(bytes.len() / row_bytes * cols * 2);
+    for bytes in bytes.chunks_exact(row_bytes) {
+        dequantize(ggml_type, bytes, &mut row)?;
+        halves.extend(
+            row.iter()
+                .flat_map(|value| half::f16::from_f32(*value).to_le_bytes()),
+        );
+    }
+    Ok(halves)
 }
 
 impl Isa {
@@ -150,7 +177,7 @@ impl Isa {
             #[inline(always)]
             fn simd<L: Lanes>(self, _: L) -> Option<TileShape> {
                 Some(TileShape {
-                    ggml_type: self.0,
+                    ggml_type: TileShape::type_of(self.0),
                     height: L::ROWS,
                     plus_128: L::PLUS_128,
                 })

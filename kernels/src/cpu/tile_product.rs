@@ -48,37 +48,99 @@ impl Kernel for TileProduct<'_> {
     fn simd<L: Lanes>(self, l: L) {
         let Inputs { x, acts, .. } = self.inputs;
         match self.tiles.shape().ggml_type {
-            GgmlType::F32 => self.panels::<L, F32>(l, x),
-            GgmlType::F16 => self.panels::<L, F16>(l, x),
-            GgmlType::Bf16 => self.panels::<L, Bf16>(l, x),
-            GgmlType::Q4_0 => self.panels::<L, Q4_0>(l, acts),
-            GgmlType::Q4_1 => self.panels::<L, Q4_1>(l, acts),
-            GgmlType::Q8_0 => self.panels::<L, Q8_0>(l, acts),
+            GgmlType::F32 => self.floats::<L, F32>(l, x),
+            GgmlType::F16 => self.floats::<L, F16>(l, x),
+            GgmlType::Bf16 => self.floats::<L, Bf16>(l, x),
+            GgmlType::Q4_0 => self.quantized::<L, Q4_0>(l, acts),
+            GgmlType::Q4_1 => self.quantized::<L, Q4_1>(l, acts),
+            GgmlType::Q8_0 => self.quantized::<L, Q8_0>(l, acts),
+            GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Q6K
+            | GgmlType::Iq4Nl => unreachable!("packed as another type"),
         }
     }
 }
 
-/// How a unit of one type adds to the sums of `MB` rows of `x`.
+/// How tiles of one type add to the sums of rows of `x`.
 trait Format {
-    /// What `x` consists of: one per unit.
-    type X: Copy;
+    /// What a row of `x` consists of.
+    type X;
 
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&Self::X; MB], sums: &mut [L::R; MB]);
+    /// Adds `NT` tiles' products with `MB` rows of `x` to their sums, in ascending columns.
+    fn accumulate<L: Lanes, const NT: usize, const MB: usize>(
+        l: L,
+        weights: [&[u8]; NT],
+        x: [&[Self::X]; MB],
+        sums: &mut [[L::R; MB]; NT],
+    );
+}
+
+/// Walks the units of one tile, each beside one element of every row of `x`.
+macro_rules! walk_blocks {
+    ($ty:expr) => {
+        type X = Act;
+
+        #[inline(always)]
+        fn accumulate<L: Lanes, const NT: usize, const MB: usize>(
+            l: L,
+            weights: [&[u8]; NT],
+            x: [&[Act]; MB],
+            sums: &mut [[L::R; MB]; NT],
+        ) {
+            let unit_bytes = $ty.block_bytes() * L::ROWS;
+            for (sums, weights) in sums.iter_mut().zip(weights) {
+                for (index, unit) in weights.chunks_exact(unit_bytes).enumerate() {
+                    let mut line = 0;
+                    while line < unit_bytes {
+                        l.prefetch(unit, PREFETCH_AHEAD + line);
+                        line += 64;
+                    }
+                    Self::step::<L, MB>(l, unit, Column { x, index }, sums);
+                }
+            }
+        }
+    };
+}
+
+/// The same block of several rows of `x`.
+///
+/// The rows stay slices: an array of references to their blocks would go through memory.
+#[derive(Clone, Copy)]
+struct Column<'a, const MB: usize> {
+    x: [&'a [Act]; MB],
+    index: usize,
+}
+
+impl<const MB: usize> Column<'_, MB> {
+    #[inline(always)]
+    fn row(&self, i: usize) -> &Act {
+        &self.x[i][self.index]
+    }
 }
 
 struct Q4_0;
 
 impl Format for Q4_0 {
-    type X = Act;
+    walk_blocks!(GgmlType::Q4_0);
+}
 
+impl Q4_0 {
     #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&Act; MB], sums: &mut [L::R; MB]) {
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
         let (scales, words) = unit.split_at(2 * L::ROWS);
         let dots = dots4::<L, MB>(l, words, x);
         let d = l.rows_f16(scales);
         for i in 0..MB {
-            let dot = l.dot4_rows(dots[i], 8 * x[i].sum);
-            sums[i] = l.rows_mul_add(l.rows_scale(d, x[i].d), dot, sums[i]);
+            let dot = l.dot4_rows(dots[i], 8 * x.row(i).sum);
+            sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
         }
     }
 }
@@ -86,32 +148,39 @@ impl Format for Q4_0 {
 struct Q4_1;
 
 impl Format for Q4_1 {
-    type X = Act;
+    walk_blocks!(GgmlType::Q4_1);
+}
 
+impl Q4_1 {
     #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&Act; MB], sums: &mut [L::R; MB]) {
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
         let (scales, words) = unit.split_at(4 * L::ROWS);
         let dots = dots4::<L, MB>(l, words, x);
         let (d, m) = scales.split_at(2 * L::ROWS);
         let (d, m) = (l.rows_f16(d), l.rows_f16(m));
         for i in 0..MB {
             let dot = l.dot4_rows(dots[i], 0);
-            sums[i] = l.rows_mul_add(l.rows_scale(d, x[i].d), dot, sums[i]);
-            sums[i] = l.rows_mul_add_splat(m, x[i].d_sum, sums[i]);
+            sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
+            sums[i] = l.rows_mul_add_splat(m, x.row(i).d_sum, sums[i]);
         }
     }
 }
 
 /// The integer sums of a unit of 4-bit weights.
 #[inline(always)]
-fn dots4<L: Lanes, const MB: usize>(l: L, words: &[u8], x: [&Act; MB]) -> [L::D4; MB] {
+fn dots4<L: Lanes, const MB: usize>(l: L, words: &[u8], x: Column<'_, MB>) -> [L::D4; MB] {
     let mut dots = [l.dot4_zero(); MB];
     for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
         let nibbles = l.bytes(word);
         let (low, high) = (l.low(nibbles), l.high(nibbles));
         for i in 0..MB {
-            dots[i] = l.dot4(dots[i], low, x[i].word(group));
-            dots[i] = l.dot4(dots[i], high, x[i].word(4 + group));
+            dots[i] = l.dot4(dots[i], low, x.row(i).word(group));
+            dots[i] = l.dot4(dots[i], high, x.row(i).word(4 + group));
         }
     }
     dots
@@ -120,136 +189,195 @@ fn dots4<L: Lanes, const MB: usize>(l: L, words: &[u8], x: [&Act; MB]) -> [L::D4
 struct Q8_0;
 
 impl Format for Q8_0 {
-    type X = Act;
+    walk_blocks!(GgmlType::Q8_0);
+}
 
+impl Q8_0 {
     #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&Act; MB], sums: &mut [L::R; MB]) {
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
         let (scales, words) = unit.split_at(2 * L::ROWS);
         let mut dots = [l.dot8_zero(); MB];
         for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
             let word = l.signed(word);
             for i in 0..MB {
-                dots[i] = l.dot8(dots[i], word, x[i].word(group));
+                dots[i] = l.dot8(dots[i], word, x.row(i).word(group));
             }
         }
         let d = l.rows_f16(scales);
         for i in 0..MB {
-            let dot = l.dot8_rows(dots[i], x[i].sum);
-            sums[i] = l.rows_mul_add(l.rows_scale(d, x[i].d), dot, sums[i]);
+            let dot = l.dot8_rows(dots[i], x.row(i).sum);
+            sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
         }
     }
 }
 
+/// Float weights.
 struct F32;
+/// 16-bit float weights.
 struct F16;
+/// Brain float weights.
 struct Bf16;
 
-impl Format for F32 {
-    type X = f32;
+/// Columns of float weights between two checks of the inputs' ends.
+const FLOAT_COLUMNS: usize = 8;
 
-    #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&f32; MB], sums: &mut [L::R; MB]) {
-        column::<L, MB>(l, l.rows_f32(unit), x, sums);
-    }
+/// Float formats differ only in how a column of a tile is widened.
+macro_rules! float_format {
+    ($name:ident, $widen:ident) => {
+        impl Format for $name {
+            type X = f32;
+
+            #[inline(always)]
+            fn accumulate<L: Lanes, const NT: usize, const MB: usize>(
+                l: L,
+                weights: [&[u8]; NT],
+                x: [&[f32]; MB],
+                sums: &mut [[L::R; MB]; NT],
+            ) {
+                let unit_bytes = GgmlType::$name.block_bytes() * L::ROWS;
+                let blocks = x[0].len() / FLOAT_COLUMNS;
+                for block in 0..blocks {
+                    let mut now = [&[0.0; FLOAT_COLUMNS]; MB];
+                    for (now, x) in now.iter_mut().zip(&x) {
+                        *now = &x.as_chunks().0[block];
+                    }
+                    let block_bytes = FLOAT_COLUMNS * unit_bytes;
+                    for (sums, weights) in sums.iter_mut().zip(&weights) {
+                        let units = &weights[block * block_bytes..][..block_bytes];
+                        for (column, unit) in units.chunks_exact(unit_bytes).enumerate() {
+                            let w = l.$widen(unit);
+                            for (sum, x) in sums.iter_mut().zip(&now) {
+                                *sum = l.rows_mul_add_splat(w, x[column], *sum);
+                            }
+                        }
+                    }
+                }
+                for column in blocks * FLOAT_COLUMNS..x[0].len() {
+                    for (sums, weights) in sums.iter_mut().zip(&weights) {
+                        let w = l.$widen(&weights[column * unit_bytes..][..unit_bytes]);
+                        for (sum, x) in sums.iter_mut().zip(&x) {
+                            *sum = l.rows_mul_add_splat(w, x[column], *sum);
+                        }
+                    }
+                }
+            }
+        }
+    };
 }
 
-impl Format for F16 {
-    type X = f32;
-
-    #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&f32; MB], sums: &mut [L::R; MB]) {
-        column::<L, MB>(l, l.rows_f16(unit), x, sums);
-    }
-}
-
-impl Format for Bf16 {
-    type X = f32;
-
-    #[inline(always)]
-    fn step<L: Lanes, const MB: usize>(l: L, unit: &[u8], x: [&f32; MB], sums: &mut [L::R; MB]) {
-        column::<L, MB>(l, l.rows_bf16(unit), x, sums);
-    }
-}
-
-/// One column of float weights.
-#[inline(always)]
-fn column<L: Lanes, const MB: usize>(l: L, w: L::R, x: [&f32; MB], sums: &mut [L::R; MB]) {
-    for i in 0..MB {
-        sums[i] = l.rows_mul_add_splat(w, *x[i], sums[i]);
-    }
-}
+float_format!(F32, rows_f32);
+float_format!(F16, rows_f16);
+float_format!(Bf16, rows_bf16);
 
 impl TileProduct<'_> {
+    /// Quantized weights, a tile at a time.
     #[inline(always)]
-    fn panels<L: Lanes, F: Format>(&self, l: L, x: &[F::X]) {
+    fn quantized<L: Lanes, F: Format>(&self, l: L, x: &[F::X]) {
         let width = x.len() / self.inputs.n;
         for (panel, x) in x.chunks(PANEL_ROWS * width).enumerate() {
             for tile in self.range.clone() {
-                let weights = self.tiles.tile(tile);
-                let mut row = panel * PANEL_ROWS;
-                let mut x = x;
-                while !x.is_empty() {
-                    let left = x.len() / width;
-                    let step = if left >= 8 && L::ROWS == 16 {
-                        8
-                    } else {
-                        left.min(4)
-                    };
-                    let (now, later) = x.split_at(step * width);
-                    match step {
-                        8 => self.rows::<L, F, 8>(l, weights, now, (row, tile)),
-                        4 => self.rows::<L, F, 4>(l, weights, now, (row, tile)),
-                        3 => self.rows::<L, F, 3>(l, weights, now, (row, tile)),
-                        2 => self.rows::<L, F, 2>(l, weights, now, (row, tile)),
-                        _ => self.rows::<L, F, 1>(l, weights, now, (row, tile)),
-                    }
-                    row += step;
-                    x = later;
+                self.walk::<L, F, 1>(l, (panel * PANEL_ROWS, tile), x, width);
+            }
+        }
+    }
+
+    /// Float weights: several tiles at a time, so that enough sums are under way.
+    #[inline(always)]
+    fn floats<L: Lanes, F: Format<X = f32>>(&self, l: L, x: &[f32]) {
+        let width = x.len() / self.inputs.n;
+        for (panel, x) in x.chunks(PANEL_ROWS * width).enumerate() {
+            let row = panel * PANEL_ROWS;
+            let mut tile = self.range.start;
+            while tile < self.range.end {
+                let left = self.range.end - tile;
+                if left >= 4 && x.len() <= 2 * width {
+                    self.walk::<L, F, 4>(l, (row, tile), x, width);
+                    tile += 4;
+                } else if left >= 2 {
+                    self.walk::<L, F, 2>(l, (row, tile), x, width);
+                    tile += 2;
+                } else {
+                    self.walk::<L, F, 1>(l, (row, tile), x, width);
+                    tile += 1;
                 }
             }
         }
     }
 
-    /// One tile times `MB` rows of `x`, the first of which is `row`.
+    /// `NT` tiles times the rows of a panel, which starts at `row`.
     #[inline(always)]
-    fn rows<L: Lanes, F: Format, const MB: usize>(
+    fn walk<L: Lanes, F: Format, const NT: usize>(
         &self,
         l: L,
-        weights: &[u8],
-        x: &[F::X],
+        (mut row, tile): (usize, usize),
+        mut x: &[F::X],
+        width: usize,
+    ) {
+        while !x.is_empty() {
+            let left = x.len() / width;
+            let step = match NT {
+                4 => left.min(2),
+                1 if L::ROWS == 16 && left >= 8 => 8,
+                _ => left.min(4),
+            };
+            let (now, later) = x.split_at(step * width);
+            match step {
+                8 => self.rows::<L, F, NT, 8>(l, (row, tile), now),
+                4 => self.rows::<L, F, NT, 4>(l, (row, tile), now),
+                3 => self.rows::<L, F, NT, 3>(l, (row, tile), now),
+                2 => self.rows::<L, F, NT, 2>(l, (row, tile), now),
+                _ => self.rows::<L, F, NT, 1>(l, (row, tile), now),
+            }
+            row += step;
+            x = later;
+        }
+    }
+
+    /// `NT` tiles times `MB` rows of `x`, the first of which is `row`.
+    #[inline(always)]
+    fn rows<L: Lanes, F: Format, const NT: usize, const MB: usize>(
+        &self,
+        l: L,
         (row, tile): (usize, usize),
+        x: &[F::X],
     ) {
         let width = x.len() / MB;
         let mut rows: [&[F::X]; MB] = [&[]; MB];
         for (i, rows) in rows.iter_mut().enumerate() {
             *rows = &x[i * width..][..width];
         }
-        let unit_bytes = self.tiles.shape().ggml_type.block_bytes() * L::ROWS;
-        let mut sums = [l.rows_zero(); MB];
-        for (index, unit) in weights.chunks_exact(unit_bytes).enumerate() {
-            let mut line = 0;
-            while line < unit_bytes {
-                l.prefetch(unit, PREFETCH_AHEAD + line);
-                line += 64;
-            }
-            let mut now = [&rows[0][index]; MB];
-            for (now, rows) in now.iter_mut().zip(&rows).skip(1) {
-                *now = &rows[index];
-            }
-            F::step::<L, MB>(l, unit, now, &mut sums);
+        let mut weights: [&[u8]; NT] = [&[]; NT];
+        for (i, weights) in weights.iter_mut().enumerate() {
+            *weights = self.tiles.tile(tile + i);
         }
-        let columns = tile * L::ROWS..((tile + 1) * L::ROWS).min(self.tiles.rows());
-        for (i, sums) in sums.into_iter().enumerate() {
-            let start = (row + i) * self.tiles.rows();
-            // SAFETY: the columns of a tile belong to the task of its range.
-            let out = unsafe { self.out.part(start + columns.start..start + columns.end) };
-            if out.len() == L::ROWS {
-                l.rows_store(sums, out);
-            } else {
-                let mut whole = [0.0; 16];
-                l.rows_store(sums, &mut whole[..L::ROWS]);
-                out.copy_from_slice(&whole[..out.len()]);
+        let mut sums = [[l.rows_zero(); MB]; NT];
+        F::accumulate::<L, NT, MB>(l, weights, rows, &mut sums);
+        for (tile, sums) in (tile..).zip(sums) {
+            for (row, sums) in (row..).zip(sums) {
+                self.store(l, (row, tile), sums);
             }
+        }
+    }
+
+    /// Writes one row's sums with a tile; the last tile may be cut short.
+    #[inline(always)]
+    fn store<L: Lanes>(&self, l: L, (row, tile): (usize, usize), sums: L::R) {
+        let height = self.tiles.rows();
+        let columns = tile * L::ROWS..((tile + 1) * L::ROWS).min(height);
+        let start = row * height;
+        // SAFETY: the columns of a tile belong to the task of its range.
+        let out = unsafe { self.out.part(start + columns.start..start + columns.end) };
+        if out.len() == L::ROWS {
+            l.rows_store(sums, out);
+        } else {
+            let mut whole = [0.0; 16];
+            l.rows_store(sums, &mut whole[..L::ROWS]);
+            out.copy_from_slice(&whole[..out.len()]);
         }
     }
 }

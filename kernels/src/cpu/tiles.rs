@@ -51,12 +51,40 @@ impl TileShape {
         self.ggml_type.block_bytes() * self.height
     }
 
+    /// The type whose tiles hold weights of `ggml_type`: itself, or F16 for those without a
+    /// kernel of their own.
+    pub(crate) const fn type_of(ggml_type: GgmlType) -> GgmlType {
+        match ggml_type {
+            GgmlType::F32
+            | GgmlType::F16
+            | GgmlType::Bf16
+            | GgmlType::Q4_0
+            | GgmlType::Q4_1
+            | GgmlType::Q8_0 => ggml_type,
+            GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Q6K
+            | GgmlType::Iq4Nl => GgmlType::F16,
+        }
+    }
+
     /// Scalars of 2 bytes at a block's start.
     const fn scalars(self) -> usize {
         match self.ggml_type {
-            GgmlType::F32 => 0,
-            GgmlType::F16 | GgmlType::Bf16 | GgmlType::Q4_0 | GgmlType::Q8_0 => 1,
             GgmlType::Q4_1 => 2,
+            GgmlType::F32 => 0,
+            GgmlType::F16
+            | GgmlType::Bf16
+            | GgmlType::Q4_0
+            | GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q8_0
+            | GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Q6K
+            | GgmlType::Iq4Nl => 1,
         }
     }
 
@@ -165,7 +193,7 @@ mod tests {
             type_index in 0..GgmlType::ALL.len(), tall: bool, plus_128: bool,
             rows in 1_usize..40, blocks in 1_usize..5, seed: u64,
         ) {
-            let ggml_type = GgmlType::ALL[type_index];
+            let ggml_type = TileShape::type_of(GgmlType::ALL[type_index]);
             let shape = TileShape { ggml_type, height: if tall { 16 } else { 8 }, plus_128 };
             let row_bytes = blocks * ggml_type.block_bytes();
             let bytes: Vec<u8> = (0..(rows * row_bytes) as u64)
@@ -182,7 +210,7 @@ mod tests {
 
     #[test]
     fn no_two_bytes_of_a_unit_share_a_place() {
-        for ggml_type in GgmlType::ALL {
+        for ggml_type in GgmlType::ALL.map(TileShape::type_of) {
             let shape = TileShape {
                 ggml_type,
                 height: 16,

@@ -156,6 +156,7 @@ impl TaskKernel<'_> {
     fn widen_from<L: Lanes, S: Source>(&mut self, l: L, block: Block, source: S) {
         let head_dim = self.head_dim();
         let head_lines = head_dim / LANES;
+        let end = self.position(self.queries() - 1) + 1;
         for first in (0..block.keys).step_by(LANES) {
             let count = LANES.min(block.keys - first);
             let mut offsets = [0; LANES];
@@ -163,6 +164,7 @@ impl TaskKernel<'_> {
                 let position = block.start + key as u32;
                 *offset = self.place(position, KvSide::K);
                 let from = self.place(position, KvSide::V);
+                self.ask_for(l, source, position + BLOCK as u32, end);
                 let to = &mut self.workspace.values[key * head_lines..][..head_lines];
                 for (index, to) in to.iter_mut().enumerate() {
                     l.store(source.load(l, from + index * LANES), to);
@@ -175,6 +177,18 @@ impl TaskKernel<'_> {
                     l.store(source.load(l, offset + index * LANES), row);
                 }
                 l.transpose(&square, out);
+            }
+        }
+    }
+
+    /// Asks for the key and value of a position, unless it is past the end: pages lie far apart,
+    /// so the processor does not foresee them.
+    #[inline(always)]
+    fn ask_for<L: Lanes, S: Source>(&self, l: L, source: S, position: u32, end: u32) {
+        if position < end {
+            for side in [KvSide::K, KvSide::V] {
+                let at = self.place(position, side);
+                source.prefetch(l, at, self.head_dim());
             }
         }
     }
@@ -201,11 +215,8 @@ impl TaskKernel<'_> {
         }
         let mut weights = [[0.0; BLOCK]; MB];
         self.scores::<L, MB>(l, query, limits, &mut weights);
-        let mut keeps = [l.splat(0.0); MB];
         let states = &mut self.workspace.states[query..query + MB];
-        for i in 0..MB {
-            keeps[i] = soften(l, &mut states[i], limits[i], &mut weights[i]);
-        }
+        let keeps = soften::<L, MB>(l, states, limits, &mut weights);
         self.weigh::<L, MB>(l, query, limits, (&weights, &keeps));
     }
 
@@ -278,35 +289,61 @@ impl TaskKernel<'_> {
     }
 }
 
-/// Turns a query's scores into weights; returns the factor on what was summed before.
+/// Turns the queries' scores into weights; returns the factors on what was summed before.
+///
+/// In rounds over all queries, so that their chains of operations overlap.
 #[inline(always)]
-fn soften<L: Lanes>(l: L, state: &mut State, limit: usize, scores: &mut [f32; BLOCK]) -> L::F {
-    let lines = &mut scores.as_chunks_mut::<LANES>().0[..limit.div_ceil(LANES)];
+fn soften<L: Lanes, const MB: usize>(
+    l: L,
+    states: &mut [State],
+    limits: [usize; MB],
+    scores: &mut [[f32; BLOCK]; MB],
+) -> [L::F; MB] {
     let lowest = l.splat(f32::NEG_INFINITY);
-    let mut max = lowest;
-    for (index, line) in lines.iter().enumerate() {
-        max = l.max(
-            max,
-            l.keep_first(limit - index * LANES, l.load(line), lowest),
-        );
+    let mut largest = [lowest; MB];
+    for (i, largest) in largest.iter_mut().enumerate() {
+        let lines = &scores[i].as_chunks::<LANES>().0[..limits[i].div_ceil(LANES)];
+        for (index, line) in lines.iter().enumerate() {
+            let line = l.keep_first(limits[i] - index * LANES, l.load(line), lowest);
+            *largest = l.max(*largest, line);
+        }
     }
-    let max = state.max.max(l.max_lane(max));
-    let keep = exp(l, l.splat(state.max - max));
-    let mut sums = l.mul(l.load(&state.sums), keep);
-    for (index, line) in lines.iter_mut().enumerate() {
-        let weight = exp(l, l.sub(l.load(line), l.splat(max)));
-        let weight = l.keep_first(limit - index * LANES, weight, l.splat(0.0));
-        sums = l.add(sums, weight);
-        l.store(weight, line);
+    let mut keeps = [lowest; MB];
+    for (i, keep) in keeps.iter_mut().enumerate() {
+        let max = states[i].max.max(l.max_lane(largest[i]));
+        *keep = exp(l, l.splat(states[i].max - max));
+        states[i].max = max;
     }
-    state.max = max;
-    l.store(sums, &mut state.sums);
-    keep
+    for (i, keep) in keeps.iter().enumerate() {
+        let max = l.splat(states[i].max);
+        let mut sums = l.mul(l.load(&states[i].sums), *keep);
+        let lines = &mut scores[i].as_chunks_mut::<LANES>().0[..limits[i].div_ceil(LANES)];
+        for (index, line) in lines.iter_mut().enumerate() {
+            let weight = exp(l, l.sub(l.load(line), max));
+            let weight = l.keep_first(limits[i] - index * LANES, weight, l.splat(0.0));
+            sums = l.add(sums, weight);
+            l.store(weight, line);
+        }
+        l.store(sums, &mut states[i].sums);
+    }
+    keeps
 }
 
 /// Reads 16 elements of the arena as 32-bit floats.
 trait Source: Copy {
     fn load<L: Lanes>(self, l: L, at: usize) -> L::F;
+    /// Asks for the cache lines of `count` elements.
+    fn prefetch<L: Lanes>(self, l: L, at: usize, count: usize);
+}
+
+/// Asks for the cache lines of some bytes.
+#[inline(always)]
+fn prefetch<L: Lanes>(l: L, bytes: &[u8]) {
+    let mut line = 0;
+    while line < bytes.len() {
+        l.prefetch(bytes, line);
+        line += 64;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -325,6 +362,11 @@ impl Source for F32<'_> {
                 .expect("whole heads in the arena"),
         )
     }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, l: L, at: usize, count: usize) {
+        prefetch(l, bytemuck::cast_slice(&self.0[at..at + count]));
+    }
 }
 
 impl Source for F16<'_> {
@@ -336,6 +378,11 @@ impl Source for F16<'_> {
                 .expect("whole heads in the arena"),
         )
     }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, l: L, at: usize, count: usize) {
+        prefetch(l, bytemuck::cast_slice(&self.0[at..at + count]));
+    }
 }
 
 impl Source for Bf16<'_> {
@@ -346,5 +393,10 @@ impl Source for Bf16<'_> {
                 .first_chunk()
                 .expect("whole heads in the arena"),
         )
+    }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, l: L, at: usize, count: usize) {
+        prefetch(l, bytemuck::cast_slice(&self.0[at..at + count]));
     }
 }
