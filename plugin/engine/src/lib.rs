@@ -19,3 +19,5 @@ pub mod service;
 pub mod template;
 pub mod text;
 pub mod tokenizer;
+
+pub use rootstock_kernels as kernels;
