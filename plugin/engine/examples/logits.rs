@@ -11,13 +11,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use rootstock::memory::{KvDtype, PageId, ReplicaId, StepId};
-use rootstock::radix::NamespaceId;
-use rootstock::scheduler::{RequestId, Row, RowInput, StepPlan};
+use rootstock::memory::{KvDtype, PageId};
 use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::model::Model;
-use rootstock_kernels::Isa;
+use rootstock_kernels::{Isa, KvRow};
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -43,9 +41,19 @@ fn main() -> Result<(), AnyError> {
     let mut backend = CpuBackend::new(Arc::new(model), &config, None)?;
     let mut sink = std::io::BufWriter::new(std::fs::File::create(out)?);
     let mut logits = Vec::new();
-    for (id, tokens) in (1..).zip(sequences(&std::fs::read(reference)?)?) {
+    for tokens in sequences(&std::fs::read(reference)?)? {
         logits.clear();
-        backend.logits(&whole(id, tokens), &mut logits)?;
+        let len = u32::try_from(tokens.len())?;
+        let pages: Vec<PageId> = (1..=len.div_ceil(16)).map(PageId::new).collect();
+        backend.logits(
+            &tokens,
+            KvRow {
+                first_pos: 0,
+                len,
+                pages: &pages,
+            },
+            &mut logits,
+        )?;
         sink.write_all(bytemuck::cast_slice(&logits))?;
     }
     Ok(sink.flush()?)
@@ -84,31 +92,4 @@ fn sequences(bytes: &[u8]) -> Result<Vec<Vec<u32>>, AnyError> {
         take(len * (4 + top * 6))?;
     }
     Ok(all)
-}
-
-/// A plan that computes all positions of one sequence in one row.
-fn whole(id: u64, tokens: Vec<u32>) -> StepPlan {
-    let len = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    let pages = len.div_ceil(16);
-    let row = Row {
-        request: RequestId(id),
-        ns: NamespaceId::default(),
-        tokens: 0..len,
-        input: RowInput::Known,
-        first_pos: 0,
-        len,
-        pages: 0..pages,
-        sample: None,
-        drafts: 0,
-        mask: None,
-    };
-    StepPlan {
-        id: StepId(id),
-        replica: ReplicaId(0),
-        rows: vec![row],
-        tokens,
-        page_tables: (1..=pages).map(PageId::new).collect(),
-        copies: Vec::new(),
-        after: Vec::new(),
-    }
 }

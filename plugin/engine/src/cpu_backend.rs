@@ -23,7 +23,7 @@ use rootstock::memory::{CopyEngine, KvArena, KvDtype, KvLayout, LayoutOrder, Lay
 use rootstock::radix::Token;
 use rootstock::scheduler::{StepOutput, StepPlan};
 use rootstock::{Backend, Caps, StepError};
-use rootstock_kernels::ThreadPool;
+use rootstock_kernels::{KernelError, KvRow, ThreadPool};
 
 pub use copies::ArenaCopies;
 
@@ -142,15 +142,25 @@ impl CpuBackend {
         })
     }
 
-    /// Logits `[positions][vocab]` of every position of one row, in the order of its tokens: the
-    /// plan's rows are computed as in a step, nothing is sampled. For comparison with references.
+    /// Appends the logits `[positions][vocab]` of every position of one row, computed as in a
+    /// step of its own. For comparison with references; nothing is sampled or remembered.
     ///
     /// # Errors
-    /// As [`Backend::wait`].
-    pub fn logits(&mut self, plan: &StepPlan, out: &mut Vec<f32>) -> Result<(), StepError> {
-        plan_check::check(plan, &self.limits())?;
-        self.run_layers(plan)?;
-        self.all_logits(plan.id, out)
+    /// A token outside the vocabulary, or a page table that does not fit.
+    pub fn logits(
+        &mut self,
+        tokens: &[Token],
+        row: KvRow<'_>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        let b = &mut self.buffers;
+        b.tokens.clear();
+        b.tokens.extend_from_slice(tokens);
+        b.positions.clear();
+        b.positions
+            .extend(row.first_pos..row.first_pos.saturating_add(row.len));
+        self.layers(&[row])?;
+        self.all_logits(out)
     }
 
     fn limits(&self) -> plan_check::Limits {
@@ -163,12 +173,20 @@ impl CpuBackend {
 
     fn remember(&mut self, step: StepId, output: Option<&StepOutput>) {
         let keep = usize::from(self.caps.max_in_flight);
-        let mut slot = if self.drawn.len() >= keep { self.drawn.pop_front() } else { None }
-            .unwrap_or_else(|| Drawn { step, tokens: Vec::new() });
+        let mut slot = if self.drawn.len() >= keep {
+            self.drawn.pop_front()
+        } else {
+            None
+        }
+        .unwrap_or_else(|| Drawn {
+            step,
+            tokens: Vec::new(),
+        });
         slot.step = step;
         slot.tokens.clear();
         if let Some(output) = output {
-            slot.tokens.extend(output.rows.iter().map(|row| row.accepted.last().copied()));
+            slot.tokens
+                .extend(output.rows.iter().map(|row| row.accepted.last().copied()));
         }
         self.drawn.push_back(slot);
     }
@@ -183,7 +201,11 @@ impl Backend for CpuBackend {
         let max_in_flight = self.caps.max_in_flight;
         let in_flight = u8::try_from(self.queue.len()).unwrap_or(u8::MAX);
         if in_flight >= max_in_flight {
-            return Err(StepError::Full { step: plan.id, in_flight, max_in_flight });
+            return Err(StepError::Full {
+                step: plan.id,
+                in_flight,
+                max_in_flight,
+            });
         }
         plan_check::check(&plan, &self.limits())?;
         self.queue.push_back(plan);
@@ -203,7 +225,8 @@ impl Backend for CpuBackend {
         self.run_layers(&plan)?;
         let output = self.sample_rows(&plan)?;
         if let Some(slot) = self.drawn.back_mut() {
-            slot.tokens.extend(output.rows.iter().map(|row| row.accepted.last().copied()));
+            slot.tokens
+                .extend(output.rows.iter().map(|row| row.accepted.last().copied()));
         }
         Ok(output)
     }
@@ -214,6 +237,9 @@ impl Backend for CpuBackend {
 }
 
 /// A failure of the kernels as a failure of the step.
-fn failed(step: StepId) -> impl Fn(rootstock_kernels::KernelError) -> StepError {
-    move |error| StepError::Failed { step, message: error.to_string().into() }
+fn failed(step: StepId) -> impl Fn(KernelError) -> StepError {
+    move |error| StepError::Failed {
+        step,
+        message: error.to_string().into(),
+    }
 }

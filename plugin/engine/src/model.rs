@@ -94,9 +94,17 @@ impl Model {
 
 impl Layer {
     fn bytes(&self) -> usize {
-        [&self.q, &self.k, &self.v, &self.attn_out, &self.gate, &self.up, &self.down]
-            .iter()
-            .map(|linear| linear.weight.bytes())
-            .sum()
+        [
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.attn_out,
+            &self.gate,
+            &self.up,
+            &self.down,
+        ]
+        .iter()
+        .map(|linear| linear.weight.bytes())
+        .sum()
     }
 }

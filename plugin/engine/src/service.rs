@@ -112,7 +112,10 @@ impl Service {
     /// As [`Service::submit`].
     pub async fn submit_async(&self, submission: Submission) -> Result<Ticket, SubmitError> {
         let (ticket, answer) = self.send_submission(submission)?;
-        answer.recv_async().await.map_err(|_| SubmitError::EngineDead)??;
+        answer
+            .recv_async()
+            .await
+            .map_err(|_| SubmitError::EngineDead)??;
         Ok(ticket)
     }
 
@@ -150,7 +153,12 @@ impl Service {
     /// Counters and histograms as of the last step.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.inner.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner
+            .shared
+            .stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Constants of the model and its memory.
@@ -196,8 +204,17 @@ impl Service {
             shared: Arc::clone(&self.inner.shared),
             inbox: self.inner.inbox.clone(),
         };
-        let message = SubmitMessage { submission, events, control, reply };
-        match self.inner.inbox.try_send(Message::Submit(Box::new(message))) {
+        let message = SubmitMessage {
+            submission,
+            events,
+            control,
+            reply,
+        };
+        match self
+            .inner
+            .inbox
+            .try_send(Message::Submit(Box::new(message)))
+        {
             Ok(()) => Ok((ticket, answer)),
             Err(flume::TrySendError::Full(_)) => Err(SubmitError::Deferred {
                 queue_len: limits.max_queue,
@@ -213,9 +230,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // A lost core thread has closed the inbox and needs no word.
         let _closed = self.inbox.send(Message::Stop);
-        let threads = std::mem::take(
-            &mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner),
-        );
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the service panicked");

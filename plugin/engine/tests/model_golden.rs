@@ -7,12 +7,12 @@ mod tiny;
 use std::sync::Arc;
 
 use rootstock::Backend;
-use rootstock::memory::{KvDtype, StepId};
+use rootstock::memory::{KvDtype, PageId, StepId};
 use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
 use rootstock_engine::error::EngineError;
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::model::Model;
-use rootstock_kernels::Isa;
+use rootstock_kernels::{Isa, KvRow};
 use tiny::{Part, VOCAB, plan, tokens};
 
 fn backend(family: &str, isa: Isa, kv_dtype: KvDtype, max_in_flight: u8) -> CpuBackend {
@@ -43,10 +43,17 @@ fn golden(family: &str) -> Vec<f32> {
 fn logits(backend: &mut CpuBackend, chunks: &[usize], pages: &[u32]) -> Vec<f32> {
     let tokens = tokens();
     let mut out = Vec::new();
+    let pages: Vec<PageId> = pages.iter().map(|&page| PageId::new(page)).collect();
     let mut first = 0;
-    for (id, &len) in (1..).zip(chunks) {
-        let part = Part::new(&tokens[first..first + len], first as u32, pages);
-        backend.logits(&plan(id, &[part]), &mut out).unwrap();
+    for &len in chunks {
+        let row = KvRow {
+            first_pos: first as u32,
+            len: len as u32,
+            pages: &pages,
+        };
+        backend
+            .logits(&tokens[first..first + len], row, &mut out)
+            .unwrap();
         first += len;
     }
     assert_eq!(first, tokens.len());

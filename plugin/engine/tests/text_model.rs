@@ -166,19 +166,29 @@ fn drifting_conversations_reuse_their_history() {
 #[test]
 fn a_prompt_of_eight_thousand_tokens_is_encoded() {
     let Some(file) = model() else { return };
-    let tokenizer = tokenizer(&file);
     let source = include_str!("../src/gguf/parse.rs");
-    let text = source.repeat(1 + 28_000 / source.len());
-    for run in 0..3 {
+    let text = source.repeat(3).chars().take(26_000).collect::<String>();
+    let tokenizer = tokenizer(&file);
+    let mut all = vec![];
+    for run in ["first", "remembered", "changed"] {
+        // A changed beginning makes the whole stretch a new one.
+        let text = if run == "changed" {
+            format!("x {text}")
+        } else {
+            text.clone()
+        };
         #[expect(clippy::disallowed_methods, reason = "prints a time, asserts none")]
         let start = std::time::Instant::now();
         let ids = tokenizer.encode(&text, Specials::Parse).unwrap();
         println!(
-            "run {run}: {} tokens, {} bytes in {:?}",
+            "{run}: {} tokens, {} bytes in {:?}",
             ids.len(),
             text.len(),
             start.elapsed()
         );
         assert_eq!(tokenizer.decode_bytes(&ids), text.as_bytes());
+        all.push(ids);
     }
+    assert_eq!(all[0], all[1]);
+    assert_ne!(all[0], all[2]);
 }

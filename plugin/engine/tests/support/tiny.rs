@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use rootstock::memory::{PageId, ReplicaId, StepId};
-use rootstock::radix::{NamespaceId, Token};
+use rootstock::radix::{CacheConfig, NamespaceId, NamespaceKey, PrefixCache, Token};
 use rootstock::scheduler::{RequestId, Row, RowInput, SampleSpec, SamplingParams, StepPlan};
 use rootstock_engine::gguf::{Gguf, GgufWriter};
 
@@ -173,6 +173,21 @@ impl<'a> Part<'a> {
     }
 }
 
+/// Some namespace; only a cache makes one.
+fn namespace() -> NamespaceId {
+    let config = CacheConfig {
+        device_pages: vec![1],
+        ..CacheConfig::default()
+    };
+    let key = NamespaceKey {
+        model: "tiny".into(),
+        numerics: "any".into(),
+        lora: None,
+        salt: None,
+    };
+    PrefixCache::new(&config).unwrap().namespace(&key).unwrap()
+}
+
 /// A plan of these rows.
 pub fn plan(id: u64, parts: &[Part<'_>]) -> StepPlan {
     let mut plan = StepPlan {
@@ -184,6 +199,7 @@ pub fn plan(id: u64, parts: &[Part<'_>]) -> StepPlan {
         copies: Vec::new(),
         after: Vec::new(),
     };
+    let ns = namespace();
     for (index, part) in parts.iter().enumerate() {
         let tokens = plan.tokens.len() as u32;
         let pages = plan.page_tables.len() as u32;
@@ -193,7 +209,7 @@ pub fn plan(id: u64, parts: &[Part<'_>]) -> StepPlan {
         let len = part.tokens.len() as u32;
         plan.rows.push(Row {
             request: RequestId(index as u64 + 1),
-            ns: NamespaceId::default(),
+            ns,
             tokens: tokens..tokens + len,
             input: part.input,
             first_pos: part.first_pos,
