@@ -21,6 +21,7 @@ mod policy;
 mod preempt;
 mod queue;
 mod request;
+pub mod router;
 mod scheduler;
 mod settle;
 mod shutdown;

@@ -5,6 +5,7 @@
 //! replays a run.
 
 pub mod double;
+pub mod report;
 pub mod rng;
 pub mod sim;
 pub mod swarm;

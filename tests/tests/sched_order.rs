@@ -350,11 +350,21 @@ fn model_first(waiting: &[(u64, Wished, usize)], now: u64) -> Option<usize> {
         .map(|entry| entry.2)
 }
 
+fn plain() -> ProptestConfig {
+    ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(plain())]
 
     #[test]
-    fn requests_start_in_the_order_of_a_flat_list(wishes in prop::collection::vec(wished(), 1..12)) {
+    fn requests_start_in_the_order_of_a_flat_list(
+        wishes in prop::collection::vec(wished(), 1..12),
+    ) {
         let mut world = one_seat(SchedulePolicy::Priority, 1.0);
         world.step_ns = SECOND / 3;
         let blocker = world.submit(&prompt(900, 5), 60, 0);

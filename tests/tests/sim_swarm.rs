@@ -2,7 +2,8 @@
 //! would find them.
 
 use rootstock_tests::double::Planted;
-use rootstock_tests::sim::{Report, run};
+use rootstock_tests::report::Report;
+use rootstock_tests::sim::run;
 use rootstock_tests::swarm::Swarm;
 
 /// Seeds of the fixed set.
