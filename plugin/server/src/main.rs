@@ -1,4 +1,148 @@
-//! The server and tools binary.
+//! The `rootstock` binary: reads the command line, loads the model, serves until a signal.
 #![forbid(unsafe_code)]
 
-fn main() {}
+use std::error::Error;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rootstock_server::app::App;
+use rootstock_server::cli::{Cli, Command, ReplayArgs, ServeArgs};
+use rootstock_server::config::Config;
+use rootstock_server::exact_replay;
+use rootstock_server::load::{self, Loaded};
+use rootstock_server::replay;
+use rootstock_server::serve::{self, Bound};
+use tokio::net::TcpListener;
+use tracing_subscriber::EnvFilter;
+
+/// Threads for HTTP; the arithmetic has its own.
+const HTTP_THREADS: usize = 2;
+/// Exit status after a second signal, as shells have it for an interrupted program.
+const INTERRUPTED: i32 = 130;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("ROOTSTOCK_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("warn,rootstock_server=info,rootstock_engine=info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+    let result = match cli.command {
+        Some(Command::Replay(args)) => replay(&args),
+        Some(Command::Serve(args)) => serve(*args),
+        None => serve(cli.serve),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing is left to do when even this cannot be written.
+            drop(writeln!(
+                io::stderr(),
+                "rootstock: {}",
+                one_line(error.as_ref())
+            ));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command line has exactly one of journal and trace.
+fn replay(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    if let Some(journal) = &args.exact {
+        exact_replay::run(journal, &mut out)?;
+    }
+    if let Some(trace) = &args.trace {
+        replay::run(trace, &args.flags, &mut out)?;
+    }
+    Ok(())
+}
+
+/// An error and its causes, without those that its own text already tells.
+fn one_line(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text.replace('\n', " ")
+}
+
+fn serve(args: ServeArgs) -> Result<(), Box<dyn Error>> {
+    let print_only = args.print_config;
+    let config = args.config()?;
+    if print_only {
+        write!(io::stdout(), "{}", config.to_options().to_toml()?)?;
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(HTTP_THREADS)
+        .enable_all()
+        .build()?;
+    let bound = runtime.block_on(Bound::new(&config.host, config.port))?;
+    let loaded = load::load(&config)?;
+    runtime.block_on(run(bound, loaded, &config))?;
+    Ok(())
+}
+
+async fn run(bound: Bound, loaded: Loaded, config: &Config) -> io::Result<()> {
+    let app = App::new(loaded.engine, config.http);
+    // Before the first connection, so that no signal falls in between.
+    let signals = Signals::new()?;
+    let listener = bound.listen()?;
+    announce(&listener, &loaded.lines)?;
+    serve::run(app, listener, signals.first()).await;
+    Ok(())
+}
+
+fn announce(listener: &TcpListener, lines: &[String]) -> io::Result<()> {
+    let mut out = io::stderr().lock();
+    for line in lines {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out, "listening  http://{}/v1", listener.local_addr()?)
+}
+
+/// SIGTERM and ctrl-C.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Signals> {
+        Ok(Signals {
+            #[cfg(unix)]
+            terminate: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
+        })
+    }
+
+    /// Resolves at the first signal. From then on a second one ends the process at once.
+    async fn first(mut self) {
+        self.next().await;
+        tokio::spawn(async move {
+            self.next().await;
+            std::process::exit(INTERRUPTED);
+        });
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        drop(tokio::signal::ctrl_c().await);
+    }
+}

@@ -1,0 +1,123 @@
+//! The HTTP application: its state, its routes, and what every answer has in common.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
+use axum::middleware::{self, Next};
+use axum::routing::{get, post};
+
+use crate::config::HttpLimits;
+use crate::engine_port::{Engine, EngineCollector};
+use crate::http::admin;
+use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::lifecycle::{Lifecycle, Phase};
+use crate::metrics::Metrics;
+use crate::openai::routes;
+
+/// Bytes of a request label that is echoed.
+const LABEL_BYTES_MAX: usize = 256;
+
+static LABEL: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What all handlers share.
+#[derive(Debug)]
+pub struct App {
+    /// Model, tokenizer and engine.
+    pub engine: Arc<Engine>,
+    /// Serving or going down.
+    pub life: Arc<Lifecycle>,
+    /// Counters and histograms.
+    pub metrics: Arc<Metrics>,
+    /// Limits of bodies and connections.
+    pub limits: HttpLimits,
+    /// Seconds since 1970 at the start.
+    pub started_s: u64,
+    start_nanos: u64,
+    next_id: AtomicU64,
+}
+
+impl App {
+    /// A server that takes requests.
+    pub fn new(engine: Engine, limits: HttpLimits) -> Arc<App> {
+        let engine = Arc::new(engine);
+        Arc::new(App {
+            metrics: Metrics::new(EngineCollector::new(&engine)),
+            engine,
+            life: Arc::default(),
+            limits,
+            started_s: crate::clock::unix_seconds(),
+            start_nanos: crate::clock::unix_nanos(),
+            next_id: AtomicU64::new(1),
+        })
+    }
+
+    /// An id for one answer, unlike any other of this or an earlier process.
+    pub fn new_id(&self, prefix: &str) -> String {
+        let number = self.next_id.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}-{:016x}{number:08x}", self.start_nanos)
+    }
+
+    /// True when requests are taken.
+    pub fn is_ready(&self) -> bool {
+        self.life.phase() == Phase::Serving && self.engine.alive()
+    }
+
+    /// All routes.
+    pub fn router(self: &Arc<App>) -> Router {
+        Router::new()
+            .route("/", get(admin::root))
+            .route("/health", get(admin::health))
+            .route("/ready", get(admin::ready))
+            .route("/metrics", get(admin::metrics))
+            .route("/flush_cache", post(admin::flush))
+            .route("/v1/models", get(admin::models))
+            .route("/v1/models/{*name}", get(admin::model))
+            .route("/v1/chat/completions", post(routes::chat))
+            .route("/v1/completions", post(routes::completions))
+            .fallback(not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(middleware::from_fn(echo_label))
+            .with_state(Arc::clone(self))
+    }
+}
+
+/// Gives the caller's `X-Request-Id` back. It is a label: nothing is looked up by it, so two
+/// requests may carry the same one.
+async fn echo_label(request: Request, next: Next) -> Response<Body> {
+    let label = usable_label(request.headers());
+    let mut response = next.run(request).await;
+    if let Some(label) = label {
+        response.headers_mut().insert(&LABEL, label);
+    }
+    response
+}
+
+fn usable_label(headers: &HeaderMap) -> Option<HeaderValue> {
+    let label = headers.get(&LABEL)?;
+    let text = label.to_str().ok()?;
+    (1..=LABEL_BYTES_MAX)
+        .contains(&text.len())
+        .then(|| label.clone())
+}
+
+async fn not_found(request: Request) -> Response<Body> {
+    let message = format!(
+        "no such path: {} {}",
+        request.method(),
+        request.uri().path()
+    );
+    ApiError::new(ErrorKind::NotFound, message).response()
+}
+
+async fn method_not_allowed(request: Request) -> Response<Body> {
+    let message = format!(
+        "{} does not take {}",
+        request.uri().path(),
+        request.method()
+    );
+    ApiError::new(ErrorKind::MethodNotAllowed, message).response()
+}

@@ -1,0 +1,120 @@
+//! The command line. Flags, environment and file become one [`Config`]; nothing is started here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ConfigError};
+use crate::free_memory::free_memory_bytes;
+use crate::options::{FileError, Options};
+use crate::replay::ReplayFlags;
+
+/// A KV-cache and scheduling core for agents, serving a GGUF model over an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "rootstock", version, args_conflicts_with_subcommands = true)]
+#[command(
+    after_help = "Every flag has an environment variable (ROOTSTOCK_PORT for --port) and a \
+    key in the configuration file (port = 8000). Flags beat the environment, the environment \
+    beats the file. ROOTSTOCK_LOG sets the log filter, e.g. debug."
+)]
+pub struct Cli {
+    /// What to do; `serve` when absent.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Flags of `serve`.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (the default)
+    Serve(Box<ServeArgs>),
+    /// Replay a trace to see what a cache would find, or a journal to compare every plan
+    Replay(ReplayArgs),
+}
+
+/// Flags of `serve`.
+#[derive(Debug, Default, Args)]
+pub struct ServeArgs {
+    /// The options that may also come from the environment or a file.
+    #[command(flatten)]
+    pub options: Options,
+    /// Configuration file (TOML); its keys are the names of the flags
+    #[arg(long, env = "ROOTSTOCK_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the configuration in effect as TOML and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Flags of `replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Journal written by `serve --journal`
+    #[arg(long, value_name = "JOURNAL", required_unless_present = "trace")]
+    #[arg(conflicts_with = "trace")]
+    pub exact: Option<PathBuf>,
+    /// Trace, plain or gzip: Mooncake rows, or a dynamo.request.trace.v1
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// What to replay of the trace.
+    #[command(flatten)]
+    pub flags: ReplayFlags,
+}
+
+/// A command line that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CliError {
+    /// The configuration file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A value.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl ServeArgs {
+    /// The configuration in effect.
+    ///
+    /// # Errors
+    /// When the file cannot be used or a value is out of its range.
+    pub fn config(self) -> Result<Config, CliError> {
+        let file = match &self.config {
+            Some(path) => Options::from_file(path)?,
+            None => Options::default(),
+        };
+        Ok(Config::new(&self.options.or(file), free_memory_bytes())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_the_default_and_takes_the_same_flags() {
+        let bare = Cli::parse_from(["rootstock", "--port", "1"]);
+        assert!(bare.command.is_none());
+        assert_eq!(bare.serve.options.port, Some(1));
+        let named = Cli::parse_from(["rootstock", "serve", "--port", "2"]);
+        let Some(Command::Serve(args)) = named.command else {
+            panic!("not serve")
+        };
+        assert_eq!(args.options.port, Some(2));
+    }
+
+    #[test]
+    fn an_unknown_flag_is_refused() {
+        assert!(Cli::try_parse_from(["rootstock", "--storage", "x"]).is_err());
+        assert!(Cli::try_parse_from(["rootstock", "--isa", "neon"]).is_err());
+    }
+}

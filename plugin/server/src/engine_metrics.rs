@@ -1,0 +1,134 @@
+//! What the engine and its core count, as Prometheus metrics at each scrape. All counters only
+//! grow; pages and queue lengths are gauges because they are states, not shares.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use rootstock::memory::TierId;
+use rootstock_engine::service::{Histogram, Stats};
+
+/// Writes all of it.
+///
+/// # Errors
+/// When the text cannot be written.
+pub(crate) fn encode(mut to: DescriptorEncoder<'_>, stats: &Stats) -> Result<(), fmt::Error> {
+    let to = &mut to;
+    counter(to, "steps", "Steps computed", stats.steps)?;
+    counter(
+        to,
+        "steps_failed",
+        "Steps that failed or panicked",
+        stats.steps_failed,
+    )?;
+    let help = "Tokens put through the model, recomputation included";
+    counter(to, "computed_tokens", help, stats.computed_tokens)?;
+    counter(
+        to,
+        "deferred_requests",
+        "Requests refused for a full queue",
+        stats.deferred,
+    )?;
+    let help = "Recounts of all pages while idle that did not add up";
+    counter(to, "idle_breaches", help, stats.idle_breaches)?;
+    histogram(
+        to,
+        "step_seconds",
+        "Time of a step in the backend",
+        &stats.step_s,
+    )?;
+    let Some(core) = &stats.core else {
+        return Ok(());
+    };
+    let sum = |of: fn(&rootstock::scheduler::SchedulerStats) -> u64| -> u64 {
+        core.schedulers.iter().map(of).sum()
+    };
+    let help = "Times a request gave way to another";
+    counter(to, "preemptions", help, sum(|stats| stats.preemptions))?;
+    let help = "Tokens taken over from requests that computed them meanwhile";
+    counter(to, "shared_tokens", help, sum(|stats| stats.shared_tokens))?;
+    let help = "Requests waiting for a seat";
+    gauge(
+        to,
+        "waiting_requests",
+        help,
+        sum(|stats| stats.waiting.into()),
+    )?;
+    let help = "Requests with a seat";
+    gauge(
+        to,
+        "running_requests",
+        help,
+        sum(|stats| stats.running.into()),
+    )?;
+    pages(to, core)
+}
+
+fn pages(to: &mut DescriptorEncoder<'_>, core: &rootstock::CoreStats) -> Result<(), fmt::Error> {
+    let tiers = &core.cache.tiers;
+    let help = "KV pages evicted for room, by tier";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("evicted_pages", help, None, counter_type)?;
+    for tier in tiers {
+        let labels = [("tier", tier_name(tier.tier))];
+        ConstCounter::new(tier.evicted_pages).encode(family.encode_family(&labels)?)?;
+    }
+    let help = "KV pages by tier and state";
+    let mut family = to.encode_descriptor("kv_pages", help, None, MetricType::Gauge)?;
+    for tier in tiers {
+        let states = [
+            ("free", tier.free),
+            ("evictable", tier.evictable),
+            ("leased", tier.leased),
+            ("held", tier.held),
+            ("in_transit", tier.in_transit),
+        ];
+        for (state, pages) in states {
+            let labels = [("tier", tier_name(tier.tier)), ("state", state)];
+            ConstGauge::new(i64::from(pages)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn tier_name(tier: TierId) -> &'static str {
+    match tier {
+        TierId::Device(_) => "device",
+        TierId::Host => "host",
+        TierId::Storage => "storage",
+    }
+}
+
+fn counter(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), fmt::Error> {
+    let counter = ConstCounter::new(value);
+    counter.encode(to.encode_descriptor(name, help, None, counter.metric_type())?)
+}
+
+fn gauge(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), fmt::Error> {
+    let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+    gauge.encode(to.encode_descriptor(name, help, None, gauge.metric_type())?)
+}
+
+fn histogram(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    values: &Histogram,
+) -> Result<(), fmt::Error> {
+    let bounds = Histogram::bounds_s().iter().copied().chain([f64::MAX]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(values.counts().iter().copied()).collect();
+    let mut encoder = to.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    encoder.encode_histogram::<[(&str, &str); 0]>(values.sum_s(), values.count(), &buckets, None)
+}

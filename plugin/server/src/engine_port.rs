@@ -1,0 +1,472 @@
+//! The one file of the server that knows the engine: prompts become tokens, jobs become tickets,
+//! tokens become text, refusals become API errors.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use rootstock::radix::{ContextKind, Hints, TenantId, Token};
+use rootstock::scheduler::SamplingParams;
+use rootstock_engine::gguf::Gguf;
+use rootstock_engine::history::History;
+use rootstock_engine::service::{FlushError, Service, Submission, SubmitError};
+use rootstock_engine::template::{ChatTemplate, Part, RenderArgs, Span, TemplateError};
+use rootstock_engine::text;
+use rootstock_engine::tokenizer::{Tokenizer, TokenizerError};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+pub use rootstock_engine::history::AnswerPlace;
+pub use rootstock_engine::service::Event;
+
+use crate::engine_metrics;
+use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::lifecycle::draining;
+
+/// Bytes of emitted tokens kept for later turns: some 10 million tokens.
+const HISTORY_BYTES_MAX: usize = 64 << 20;
+
+/// What clients are told about the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// The model's name.
+    pub name: String,
+    /// Prompt and answer together, in tokens.
+    pub max_len: u32,
+    /// Number of tokens the model knows.
+    pub vocab: u32,
+    /// `system_fingerprint` of answers: changes when the same request may give another text.
+    pub fingerprint: String,
+}
+
+/// A prompt as tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The tokens.
+    pub tokens: Vec<Token>,
+    /// Which tokens are system, tools, history; found from the rendered template.
+    pub spans: Vec<(Range<u32>, ContextKind)>,
+    /// Where the answer is remembered; none for prompts that came as tokens.
+    pub end: Option<AnswerPlace>,
+}
+
+impl Prompt {
+    /// A prompt that came as tokens.
+    pub fn of_tokens(tokens: Vec<Token>) -> Prompt {
+        Prompt {
+            tokens,
+            spans: Vec::new(),
+            end: None,
+        }
+    }
+}
+
+/// One answer to generate.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The prompt.
+    pub tokens: Vec<Token>,
+    /// Output tokens at most.
+    pub max_tokens: u32,
+    /// Output tokens before which no stop token ends the answer.
+    pub min_tokens: u32,
+    /// Generate on through the model's own end tokens.
+    pub ignore_eos: bool,
+    /// Strings that end the answer and are cut from it.
+    pub stop: Vec<String>,
+    /// The caller's own stop tokens.
+    pub stop_tokens: Vec<Token>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// What the caller knows about the request.
+    pub hints: Hints,
+    /// Isolation key.
+    pub salt: Option<String>,
+}
+
+/// Model, tokenizer, template and running engine.
+pub struct Engine {
+    service: Service,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    history: History,
+    card: Card,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("card", &self.card)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A model file without a usable tokenizer or chat template.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The tokenizer.
+    #[error("tokenizer: {0}")]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template.
+    #[error("chat template: {0}")]
+    Template(#[from] TemplateError),
+}
+
+impl Engine {
+    /// Joins a running service with the text side of its model file.
+    ///
+    /// # Errors
+    /// When the file has no tokenizer, or one that is not supported.
+    pub fn new(service: Service, file: &Gguf) -> Result<Engine, TextError> {
+        let tokenizer = Arc::new(Tokenizer::from_gguf(file)?);
+        let info = service.model_info();
+        let card = Card {
+            name: info.name.clone(),
+            max_len: info.max_model_len,
+            vocab: info.vocab.min(tokenizer.vocabulary_len()),
+            fingerprint: format!("rootstock-{}", info.numerics_id),
+        };
+        // Without a template the model still completes.
+        let template = match ChatTemplate::from_gguf(file, &tokenizer) {
+            Ok(template) => Some(template),
+            Err(TemplateError::Absent) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let history = History::new(HISTORY_BYTES_MAX);
+        Ok(Engine {
+            service,
+            tokenizer,
+            template,
+            history,
+            card,
+        })
+    }
+
+    /// What clients are told about the model.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// The running engine.
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
+    /// False once the engine is lost.
+    pub fn alive(&self) -> bool {
+        self.service.alive()
+    }
+
+    /// Empties the cache.
+    ///
+    /// # Errors
+    /// `Conflict` when something runs; then nothing has changed.
+    pub async fn flush(&self) -> Result<(), ApiError> {
+        let service = self.service.clone();
+        let flushed = tokio::task::spawn_blocking(move || service.flush()).await;
+        match flushed {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(FlushError::EngineDead)) | Err(_) => Err(engine_dead()),
+            Ok(Err(refused)) => Err(ApiError::new(ErrorKind::Conflict, refused.to_string())),
+        }
+    }
+
+    /// Queues an answer.
+    ///
+    /// # Errors
+    /// Whatever refuses it; nothing is kept of it then.
+    pub async fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
+        let stop_tokens = self.stop_tokens(&job);
+        let submission = Submission {
+            min_tokens: job.min_tokens,
+            stop_tokens,
+            sampling: job.sampling,
+            hints: job.hints,
+            salt: job.salt,
+            tenant: TenantId(0),
+            ..Submission::new(job.tokens, job.max_tokens)
+        };
+        let ticket = self
+            .service
+            .submit_async(submission)
+            .await
+            .map_err(refusal)?;
+        Ok(Ticket(ticket))
+    }
+
+    /// `ignore_eos` is about the model's own end tokens, not about the caller's.
+    fn stop_tokens(&self, job: &Job) -> Vec<Token> {
+        let mut stop_tokens = job.stop_tokens.clone();
+        if !job.ignore_eos {
+            stop_tokens.extend(self.tokenizer.end_tokens());
+        }
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        stop_tokens
+    }
+
+    /// The text side of an answer.
+    pub fn text_stream(&self, job: &Job) -> TextStream {
+        TextStream {
+            tokenizer: Arc::clone(&self.tokenizer),
+            stream: text::TextStream::new(&job.stop),
+            stops: job.stop.clone(),
+            stop_tokens: self.stop_tokens(job),
+        }
+    }
+
+    /// The bytes a token stands for; control tokens as their text.
+    pub fn token_bytes(&self, token: Token) -> Vec<u8> {
+        self.tokenizer.token_bytes(token).to_vec()
+    }
+
+    /// The text of tokens, as an answer shows it.
+    pub fn text_of(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
+    }
+
+    /// A text prompt as tokens; control tokens in it are read as such. Answers that were generated
+    /// here, in the namespace of `salt`, come back as the very tokens they were generated as.
+    ///
+    /// # Errors
+    /// When the text has no tokens or cannot be encoded.
+    pub fn text_prompt(&self, text: &str, salt: Option<&str>) -> Result<Prompt, PromptError> {
+        let encoded = self
+            .history
+            .encode(history_namespace(salt), &self.tokenizer, text)
+            .map_err(|error| PromptError(error.to_string()))?;
+        if encoded.ids.is_empty() {
+            return Err(PromptError(
+                "it must have at least 1 token, found none".into(),
+            ));
+        }
+        Ok(Prompt {
+            tokens: encoded.ids,
+            spans: Vec::new(),
+            end: Some(encoded.end),
+        })
+    }
+
+    /// A conversation as tokens, with the head of the answer to come; else as
+    /// [`Engine::text_prompt`].
+    ///
+    /// # Errors
+    /// When the model has no chat template, or it refuses the conversation.
+    pub fn chat_prompt(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        extra: Option<&Value>,
+        salt: Option<&str>,
+    ) -> Result<Prompt, PromptError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            PromptError("this model has no chat template; use /v1/completions".into())
+        })?;
+        let args = RenderArgs {
+            messages,
+            tools,
+            add_generation_prompt: true,
+            extra: extra.and_then(Value::as_object),
+            unix_s: crate::clock::unix_seconds(),
+        };
+        let rendered = template
+            .render(&args)
+            .map_err(|error| PromptError(error.to_string()))?;
+        let prompt = self.text_prompt(&rendered.text, salt)?;
+        let lengths = prompt
+            .tokens
+            .iter()
+            .map(|token| self.tokenizer.token_bytes(*token).len());
+        let spans = token_spans(lengths, &rendered.spans);
+        Ok(Prompt { spans, ..prompt })
+    }
+
+    /// Keeps a finished answer for prompts to come.
+    pub fn remember(&self, place: AnswerPlace, ids: &[Token]) {
+        self.history.record(place, ids);
+    }
+}
+
+/// Tenants do not see each other's answers, not even how their text was cut into tokens.
+fn history_namespace(salt: Option<&str>) -> u64 {
+    salt.map_or(0, |salt| {
+        let digest = Sha256::digest(salt.as_bytes());
+        digest
+            .iter()
+            .take(8)
+            .fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    })
+}
+
+/// Which tokens came from what: the byte spans of a rendered conversation, each from the first
+/// token that begins in it. Neighbors of one kind are one span.
+fn token_spans(
+    lengths: impl Iterator<Item = usize>,
+    spans: &[Span],
+) -> Vec<(Range<u32>, ContextKind)> {
+    let mut out: Vec<(Range<u32>, ContextKind)> = Vec::new();
+    let mut spans = spans.iter().peekable();
+    let mut at = 0;
+    for (index, length) in (0_u32..).zip(lengths) {
+        while spans.peek().is_some_and(|span| span.bytes.end <= at) {
+            spans.next();
+        }
+        let kind = spans
+            .peek()
+            .map_or(ContextKind::Unknown, |span| kind_of(span.part));
+        match out.last_mut() {
+            Some((range, last)) if *last == kind => range.end = index + 1,
+            Some(_) | None => out.push((index..index + 1, kind)),
+        }
+        at += length;
+    }
+    out.retain(|(_, kind)| *kind != ContextKind::Unknown);
+    out
+}
+
+fn kind_of(part: Part) -> ContextKind {
+    match part {
+        Part::System => ContextKind::System,
+        Part::Tools => ContextKind::Tools,
+        Part::User | Part::Assistant => ContextKind::History,
+        Part::Thinking => ContextKind::Thinking,
+        Part::Tool => ContextKind::ToolOutput,
+        Part::Generation => ContextKind::Unknown,
+    }
+}
+
+/// A prompt that cannot be made into tokens; the caller's mistake.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PromptError(String);
+
+impl PromptError {
+    /// The API error that names the field the prompt came from.
+    pub fn of(self, param: &str) -> ApiError {
+        let message = format!("{param} cannot be used: {}", self.0);
+        ApiError::param(param, message)
+    }
+}
+
+/// An answer in the engine. Dropping it stops the work.
+#[derive(Debug)]
+pub struct Ticket(rootstock_engine::service::Ticket);
+
+impl Ticket {
+    /// The events of the answer.
+    pub fn events(&self) -> flume::Receiver<Event> {
+        self.0.events.clone()
+    }
+
+    /// Lets go of an answer that has ended here. When a stop string ended it, the engine learns
+    /// that it ended well: what was computed stays in the cache.
+    pub fn close(self, by_stop_string: bool) {
+        if by_stop_string {
+            self.0.finish();
+        }
+    }
+}
+
+/// Tokens to text: certain pieces, stop strings, nothing of stop tokens.
+#[derive(Debug)]
+pub struct TextStream {
+    tokenizer: Arc<Tokenizer>,
+    stream: text::TextStream,
+    stops: Vec<String>,
+    stop_tokens: Vec<Token>,
+}
+
+/// What a token brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Text that is certain; empty when there is none.
+    pub text: String,
+    /// The stop string that ended the answer.
+    pub stop: Option<String>,
+}
+
+impl TextStream {
+    /// Takes one token.
+    pub fn push(&mut self, token: Token) -> Piece {
+        if self.stop_tokens.binary_search(&token).is_ok() {
+            return Piece::default();
+        }
+        let piece = self.stream.push(self.tokenizer.visible_bytes(token));
+        let stop = piece.stop.and_then(|index| self.stops.get(index).cloned());
+        Piece {
+            text: piece.text.unwrap_or_default(),
+            stop,
+        }
+    }
+
+    /// What was held back, once the answer is over.
+    pub fn finish(&mut self) -> String {
+        self.stream.finish().unwrap_or_default()
+    }
+}
+
+/// Adds what the engine counts to the metrics, as of each scrape.
+#[derive(Debug)]
+pub struct EngineCollector(Arc<Engine>);
+
+impl EngineCollector {
+    /// A collector over this engine.
+    pub fn new(engine: &Arc<Engine>) -> EngineCollector {
+        EngineCollector(Arc::clone(engine))
+    }
+}
+
+impl Collector for EngineCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        engine_metrics::encode(encoder, &self.0.service.stats())
+    }
+}
+
+fn engine_dead() -> ApiError {
+    ApiError::new(
+        ErrorKind::EngineDead,
+        "the engine has stopped; restart the server",
+    )
+}
+
+fn refusal(error: SubmitError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        SubmitError::Deferred { retry_after_s, .. } => {
+            ApiError::new(ErrorKind::Overloaded, message).retry_after(retry_after_s.max(1))
+        }
+        SubmitError::Rejected(_) => ApiError::new(ErrorKind::ContextLength, message),
+        SubmitError::Draining => draining(),
+        SubmitError::EngineDead => engine_dead(),
+        SubmitError::Namespace(_) => ApiError::new(ErrorKind::Overloaded, message).retry_after(5),
+        other => ApiError::new(ErrorKind::BadRequest, other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_belongs_to_the_span_in_which_it_begins() {
+        let span = |bytes, part| Span {
+            bytes,
+            part,
+            message: None,
+        };
+        let spans = [
+            span(0..5, Part::System),
+            span(5..9, Part::User),
+            span(9..12, Part::Assistant),
+            span(12..14, Part::Generation),
+        ];
+        let found = token_spans([3, 3, 2, 4, 2].into_iter(), &spans);
+        assert_eq!(
+            found,
+            [(0..2, ContextKind::System), (2..4, ContextKind::History)]
+        );
+    }
+}

@@ -1,0 +1,53 @@
+//! The HTTP server over the engine: configuration, OpenAI's routes, limits, metrics, drain.
+//!
+//! A library, so that tests start it in-process on port 0 and embedders may mount its router; the
+//! binary `rootstock` adds the command line and the signals. One request's way: `http::listener`
+//! accepts, `app` routes, `openai::routes` reads and checks everything, `engine_port` makes
+//! tokens and submits, `openai::generation` turns events into parts, `openai::stream` or one JSON
+//! answer sends them.
+#![forbid(unsafe_code)]
+
+pub mod app;
+pub mod cli;
+mod clock;
+pub mod config;
+mod engine_metrics;
+pub mod engine_port;
+pub mod exact_replay;
+pub mod free_memory;
+pub mod load;
+pub mod metrics;
+pub mod options;
+mod progress;
+pub mod replay;
+pub mod serve;
+
+/// The HTTP side that knows nothing of models.
+pub mod http {
+    pub mod admin;
+    pub mod api_error;
+    pub mod body;
+    pub mod lifecycle;
+    pub mod listener;
+    pub mod sse;
+    pub mod stall_guard;
+}
+
+/// OpenAI's API.
+pub mod openai {
+    pub mod ask;
+    pub mod fields;
+    pub mod generation;
+    pub mod logprobs;
+    pub mod messages;
+    pub mod reply;
+    pub mod reply_nvext;
+    pub mod routes;
+    pub mod stream;
+    pub mod turn;
+}
+
+/// The code of the README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

@@ -1,0 +1,194 @@
+//! From a configuration to a running engine: the model file is found, memory is sized, the
+//! service is started, and the lines that tell about it are written.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rootstock::journal::JournalLimits;
+use rootstock::memory::KvDtype;
+use rootstock::radix::PolicyKind;
+use rootstock::scheduler::SchedulePolicy;
+use rootstock_engine::error::EngineError;
+use rootstock_engine::gguf::{Gguf, GgufError};
+use rootstock_engine::kernels::{Isa, KernelError};
+use rootstock_engine::model_source::{self, ModelSpec, ResolvedModel, SourceError};
+use rootstock_engine::service::{JournalSink, Service, ServiceConfig};
+
+use crate::config::Config;
+use crate::engine_port::{Engine, TextError};
+use crate::options::{EvictionName, KvDtypeName, ScheduleName};
+use crate::progress::ProgressLine;
+
+/// A model that is ready to serve.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The engine.
+    pub engine: Engine,
+    /// What to tell at the start, one fact a line.
+    pub lines: Vec<String>,
+}
+
+/// A start that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The model is not to be had.
+    #[error("--model {spec}: {source}")]
+    Source {
+        /// What was asked for.
+        spec: String,
+        /// Why not.
+        source: SourceError,
+    },
+    /// The model file.
+    #[error("cannot load the model {}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: GgufError,
+    },
+    /// Its tokenizer or template.
+    #[error("cannot use the model {}: {source}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: TextError,
+    },
+    /// Weights, memory or settings.
+    #[error("cannot start the engine: {0}")]
+    Engine(#[from] EngineError),
+    /// The instruction set asked for.
+    #[error("--isa {name}: {source}")]
+    Isa {
+        /// What was asked for.
+        name: &'static str,
+        /// Why not.
+        source: KernelError,
+    },
+    /// The journal.
+    #[error("cannot write the journal {}: {source}", path.display())]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Loads the model and starts its engine.
+///
+/// # Errors
+/// In one line: what failed, with the value and the limit.
+pub fn load(config: &Config) -> Result<Loaded, LoadError> {
+    let isa = Isa::parse(config.isa.as_str()).map_err(|source| LoadError::Isa {
+        name: config.isa.as_str(),
+        source,
+    })?;
+    let mut line = ProgressLine::new("looking for the model");
+    let model = resolve(&config.model, &mut line)?;
+    drop(line);
+    let _line = ProgressLine::new("loading the model");
+    let path = &model.path;
+    let file = Gguf::open(path).map_err(|source| LoadError::File {
+        path: path.clone(),
+        source,
+    })?;
+    let service = Service::start(&file, service_config(config, isa)?)?;
+    let lines = lines(path, config, isa, &service);
+    let engine = Engine::new(service, &file).map_err(|source| LoadError::Text {
+        path: path.clone(),
+        source,
+    })?;
+    Ok(Loaded { engine, lines })
+}
+
+fn resolve(spec: &str, line: &mut ProgressLine) -> Result<ResolvedModel, LoadError> {
+    let failed = |source| LoadError::Source {
+        spec: spec.to_owned(),
+        source,
+    };
+    let wanted: ModelSpec = spec.parse().map_err(failed)?;
+    model_source::resolve(&wanted, &mut |progress| line.show(progress)).map_err(failed)
+}
+
+fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError> {
+    let journal = match &config.journal {
+        None => None,
+        Some(path) => {
+            let writer = File::create(path).map_err(|source| LoadError::Journal {
+                path: path.clone(),
+                source,
+            })?;
+            Some(JournalSink {
+                writer: Box::new(writer),
+                limits: JournalLimits::default(),
+            })
+        }
+    };
+    Ok(ServiceConfig {
+        kv_cache_mib: Some(config.kv_cache_bytes >> 20),
+        page_size: config.page_tokens,
+        kv_dtype: match config.kv_dtype {
+            KvDtypeName::F32 => KvDtype::F32,
+            KvDtypeName::F16 => KvDtype::F16,
+            KvDtypeName::Bf16 => KvDtype::Bf16,
+        },
+        threads: config.threads,
+        isa: Some(isa),
+        max_in_flight: config.max_in_flight,
+        step_tokens: config.step_tokens,
+        max_running: config.max_running,
+        max_queue: config.max_queue,
+        max_model_len: config.max_model_len,
+        policy: match config.policy {
+            EvictionName::Lru => PolicyKind::Lru,
+            EvictionName::Priority => PolicyKind::Priority,
+        },
+        schedule_policy: match config.schedule_policy {
+            ScheduleName::Fcfs => SchedulePolicy::Fcfs,
+            ScheduleName::Lpm => SchedulePolicy::Lpm,
+            ScheduleName::Priority => SchedulePolicy::Priority,
+        },
+        aging_s: config.aging_s,
+        queue_timeout_s: config.queue_timeout_s,
+        journal,
+        ..ServiceConfig::default()
+    })
+}
+
+fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<String> {
+    let info = service.model_info();
+    let tokens = u64::from(info.device_pages) * u64::from(info.page_tokens);
+    let kv_mib = (u64::from(info.device_pages) * info.page_bytes) >> 20;
+    let mut lines = vec![
+        format!("rootstock  {}", env!("CARGO_PKG_VERSION")),
+        format!(
+            "model      {} ({} MiB of weights, context {} tokens)",
+            info.name,
+            info.weight_bytes >> 20,
+            info.max_model_len
+        ),
+        format!("file       {}", path.display()),
+        format!(
+            "KV cache   {} pages of {} tokens = {tokens} tokens in {kv_mib} MiB ({:?})",
+            info.device_pages, info.page_tokens, config.kv_dtype
+        ),
+        format!("CPU        {}, {} threads", isa.name(), threads(config)),
+    ];
+    if let Some(journal) = &config.journal {
+        lines.push(format!(
+            "journal    {} (holds prompts: keep it private)",
+            journal.display()
+        ));
+    }
+    lines
+}
+
+/// As the engine counts them when none are asked for.
+fn threads(config: &Config) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    config.threads.unwrap_or_else(all)
+}

@@ -1,0 +1,482 @@
+//! One HTTP request in the engine: `n` answers to each prompt, their tokens turned into text,
+//! stop strings found, usage counted. Streamed and plain answers both read this one sequence of
+//! [`Part`]s, which is why they cannot differ.
+//!
+//! Dropping a [`Generation`] aborts what still runs: that is how a vanished client stops the work.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, SelectAll};
+use rootstock::radix::Token;
+use rootstock::scheduler::{CachedTokens, FinishReason, TokenLogprob, Usage};
+
+use crate::engine_port::{Engine, Event, Job, TextStream, Ticket};
+use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::lifecycle::{LiveRequest, draining};
+use crate::metrics::{Metrics, Outcome};
+
+/// One prompt with the answers wanted for it.
+#[derive(Debug)]
+pub struct PromptJobs {
+    /// One job an answer; all share the prompt.
+    pub jobs: Vec<Job>,
+}
+
+/// What happens to a request, in order. `choice` counts over all prompts.
+#[derive(Debug)]
+pub enum Part {
+    /// An answer has begun.
+    Started {
+        /// Which answer.
+        choice: usize,
+    },
+    /// Text that is certain, with the tokens it came from.
+    Text {
+        /// Which answer.
+        choice: usize,
+        /// Never empty, unless the tokens alone are of interest.
+        text: String,
+        /// Tokens since the last part.
+        tokens: Vec<TokenOut>,
+    },
+    /// An answer has ended.
+    End {
+        /// Which answer.
+        choice: usize,
+        /// Why.
+        finish: Finish,
+        /// Tokens since the last text, without text of their own.
+        tokens: Vec<TokenOut>,
+    },
+}
+
+/// One output token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenOut {
+    /// The token.
+    pub id: Token,
+    /// Its log probability, when asked for.
+    pub logprob: Option<TokenLogprob>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, by this token.
+    StopToken(Option<Token>),
+    /// This stop string was found.
+    StopString(String),
+    /// The length was reached.
+    Length,
+    /// The KV pool could not hold more of it.
+    OutOfPages,
+}
+
+impl Finish {
+    /// OpenAI's `finish_reason`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Finish::StopToken(_) | Finish::StopString(_) => "stop",
+            Finish::Length | Finish::OutOfPages => "length",
+        }
+    }
+}
+
+/// What one answer used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChoiceUsage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Prompt tokens found in the cache at first admission.
+    pub cached: CachedTokens,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Nanoseconds from arrival to first admission.
+    pub queue_ns: u64,
+    /// Nanoseconds from arrival to the first token.
+    pub ttft_ns: Option<u64>,
+}
+
+/// The running answers of one HTTP request.
+pub struct Generation {
+    events: SelectAll<BoxStream<'static, (usize, Option<Event>)>>,
+    choices: Vec<Choice>,
+    ready: VecDeque<Part>,
+    open: usize,
+    metrics: Arc<Metrics>,
+    // Last: the request counts as live until its tickets are gone.
+    live: LiveRequest,
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation")
+            .field("choices", &self.choices.len())
+            .field("open", &self.open)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Choice {
+    ticket: Option<Ticket>,
+    text: TextStream,
+    /// Tokens whose text is not certain yet.
+    pending: Vec<TokenOut>,
+    ids: Vec<Token>,
+    usage: ChoiceUsage,
+    /// The first answer of its prompt: the prompt is counted once.
+    counts_prompt: bool,
+    submitted: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    finish: Option<Finish>,
+}
+
+impl Generation {
+    /// Submits all jobs, or none.
+    ///
+    /// # Errors
+    /// Whatever refuses the first job that is refused; those before it are aborted.
+    pub async fn start(
+        engine: &Arc<Engine>,
+        prompts: Vec<PromptJobs>,
+        metrics: &Arc<Metrics>,
+        live: LiveRequest,
+    ) -> Result<Generation, ApiError> {
+        let mut generation = Generation {
+            events: SelectAll::new(),
+            choices: Vec::new(),
+            ready: VecDeque::new(),
+            open: 0,
+            metrics: Arc::clone(metrics),
+            live,
+        };
+        for prompt in prompts {
+            for (index, job) in prompt.jobs.into_iter().enumerate() {
+                let prompt_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
+                let text = engine.text_stream(&job);
+                let submitted = crate::clock::now();
+                let ticket = engine.submit(job).await?;
+                generation.watch(&ticket);
+                generation.choices.push(Choice {
+                    ticket: Some(ticket),
+                    text,
+                    pending: Vec::new(),
+                    ids: Vec::new(),
+                    usage: ChoiceUsage {
+                        prompt_tokens,
+                        ..ChoiceUsage::default()
+                    },
+                    counts_prompt: index == 0,
+                    submitted,
+                    first_token: None,
+                    last_token: None,
+                    finish: None,
+                });
+                generation.open += 1;
+            }
+        }
+        Ok(generation)
+    }
+
+    fn watch(&mut self, ticket: &Ticket) {
+        let choice = self.choices.len();
+        let events = ticket
+            .events()
+            .into_stream()
+            .map(move |event| (choice, Some(event)));
+        // The end of the channel without a final event means that the engine is gone.
+        let end = futures_util::stream::once(std::future::ready((choice, None)));
+        self.events.push(events.chain(end).boxed());
+    }
+
+    /// The next part, `None` after the last. An error is the end too.
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Result<Part, ApiError>> {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                return Some(Ok(part));
+            }
+            if self.open == 0 {
+                return None;
+            }
+            let life = Arc::clone(self.live.lifecycle());
+            let event = tokio::select! {
+                biased;
+                () = life.expired() => Err(draining()),
+                event = self.events.next() => Ok(event),
+            };
+            let result = match event {
+                Ok(Some((choice, event))) => self.take(choice, event),
+                Ok(None) => Err(engine_gone()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                self.fail(&error);
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// The ids of an answer so far.
+    pub fn ids(&self, choice: usize) -> &[Token] {
+        self.choices.get(choice).map_or(&[], |choice| &choice.ids)
+    }
+
+    /// What an answer used so far.
+    pub fn usage(&self, choice: usize) -> ChoiceUsage {
+        self.choices
+            .get(choice)
+            .map_or_else(ChoiceUsage::default, |choice| choice.usage)
+    }
+
+    /// Number of answers.
+    pub fn len(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// True when there is no answer.
+    pub fn is_empty(&self) -> bool {
+        self.choices.is_empty()
+    }
+
+    /// Prompt tokens, cached tokens and completion tokens of the whole request: each prompt is
+    /// counted once however many answers it has.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for choice in &self.choices {
+            if choice.counts_prompt {
+                totals.prompt_tokens += choice.usage.prompt_tokens;
+                totals.cached_tokens += choice.usage.cached.total();
+            }
+            totals.completion_tokens += choice.usage.completion_tokens;
+        }
+        totals
+    }
+
+    fn take(&mut self, index: usize, event: Option<Event>) -> Result<(), ApiError> {
+        let Some(choice) = self.choices.get_mut(index) else {
+            return Ok(());
+        };
+        if choice.finish.is_some() {
+            return Ok(());
+        }
+        match event {
+            None => return Err(engine_gone()),
+            Some(Event::Started {
+                cached,
+                prompt_tokens,
+            }) => {
+                choice.usage.cached = cached;
+                choice.usage.prompt_tokens = prompt_tokens;
+                choice.usage.queue_ns = nanos_since(choice.submitted);
+                if choice.counts_prompt {
+                    self.metrics.started(prompt_tokens, cached);
+                }
+                self.ready.push_back(Part::Started { choice: index });
+            }
+            Some(Event::Tokens { tokens, logprobs }) => {
+                let mut logprobs = logprobs
+                    .map(|list| list.tokens)
+                    .unwrap_or_default()
+                    .into_iter();
+                for id in tokens {
+                    let found = choice.push(TokenOut {
+                        id,
+                        logprob: logprobs.next(),
+                    });
+                    let Found { text, stop } = found;
+                    if !text.is_empty() {
+                        let tokens = std::mem::take(&mut choice.pending);
+                        self.ready.push_back(Part::Text {
+                            choice: index,
+                            text,
+                            tokens,
+                        });
+                    }
+                    if let Some(stop) = stop {
+                        self.end(index, Finish::StopString(stop));
+                        return Ok(());
+                    }
+                }
+            }
+            Some(Event::Final { reason, usage }) => self.finish(index, reason, &usage)?,
+        }
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        index: usize,
+        reason: FinishReason,
+        usage: &Usage,
+    ) -> Result<(), ApiError> {
+        let Some(choice) = self.choices.get_mut(index) else {
+            return Ok(());
+        };
+        choice.usage.completion_tokens = usage.completion_tokens;
+        choice.usage.queue_ns = usage.queue_ns;
+        choice.usage.ttft_ns = usage.ttft_ns.or(choice.usage.ttft_ns);
+        let finish = match reason {
+            FinishReason::Stop => Finish::StopToken(choice.ids.last().copied()),
+            FinishReason::StopString => Finish::StopToken(None),
+            FinishReason::Length => Finish::Length,
+            FinishReason::OutOfPages => Finish::OutOfPages,
+            other => return Err(error_of(other)),
+        };
+        let text = choice.text.finish();
+        if !text.is_empty() {
+            let tokens = std::mem::take(&mut choice.pending);
+            self.ready.push_back(Part::Text {
+                choice: index,
+                text,
+                tokens,
+            });
+        }
+        self.end(index, finish);
+        Ok(())
+    }
+
+    fn end(&mut self, index: usize, finish: Finish) {
+        let Some(choice) = self.choices.get_mut(index) else {
+            return;
+        };
+        if let Some(ticket) = choice.ticket.take() {
+            ticket.close(matches!(finish, Finish::StopString(_)));
+        }
+        let tokens = std::mem::take(&mut choice.pending);
+        choice.finish = Some(finish.clone());
+        self.open -= 1;
+        let outcome = match finish.reason() {
+            "length" => Outcome::Length,
+            _ => Outcome::Stop,
+        };
+        self.metrics
+            .ended(outcome, &choice.usage, choice.decode_seconds());
+        self.ready.push_back(Part::End {
+            choice: index,
+            finish,
+            tokens,
+        });
+    }
+
+    fn fail(&mut self, error: &ApiError) {
+        let outcome = match error.kind {
+            ErrorKind::Draining => Outcome::Cancelled,
+            _ => Outcome::Failed,
+        };
+        self.close_all(outcome);
+    }
+
+    /// Accounts for the answers that did not come to their end.
+    fn close_all(&mut self, outcome: Outcome) {
+        self.open = 0;
+        for choice in &mut self.choices {
+            if choice.ticket.take().is_some() {
+                self.metrics
+                    .ended(outcome, &choice.usage, choice.decode_seconds());
+            }
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.close_all(Outcome::Cancelled);
+    }
+}
+
+/// Usage of a whole request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Tokens of all prompts.
+    pub prompt_tokens: u32,
+    /// Of these, found in the cache.
+    pub cached_tokens: u32,
+    /// Tokens of all answers.
+    pub completion_tokens: u32,
+}
+
+struct Found {
+    text: String,
+    stop: Option<String>,
+}
+
+impl Choice {
+    fn push(&mut self, token: TokenOut) -> Found {
+        let now = crate::clock::now();
+        if self.first_token.is_none() {
+            self.first_token = Some(now);
+            self.usage.ttft_ns = Some(nanos_since(self.submitted));
+        }
+        self.last_token = Some(now);
+        self.usage.completion_tokens += 1;
+        self.ids.push(token.id);
+        let piece = self.text.push(token.id);
+        self.pending.push(token);
+        Found {
+            text: piece.text,
+            stop: piece.stop,
+        }
+    }
+
+    /// Seconds from the first to the last token, and the number of tokens after the first.
+    fn decode_seconds(&self) -> Option<(f64, u32)> {
+        let (first, last) = (self.first_token?, self.last_token?);
+        let tokens = self
+            .usage
+            .completion_tokens
+            .checked_sub(1)
+            .filter(|tokens| *tokens > 0)?;
+        Some((last.duration_since(first).as_secs_f64(), tokens))
+    }
+}
+
+fn nanos_since(from: Instant) -> u64 {
+    let elapsed = crate::clock::now().duration_since(from).as_nanos();
+    u64::try_from(elapsed).unwrap_or(u64::MAX)
+}
+
+fn engine_gone() -> ApiError {
+    ApiError::new(
+        ErrorKind::EngineDead,
+        "the engine stopped; restart the server",
+    )
+}
+
+/// The error for an end that is no answer.
+fn error_of(reason: FinishReason) -> ApiError {
+    match reason {
+        FinishReason::Expired => ApiError::new(
+            ErrorKind::QueueTimeout,
+            "the request waited longer in the queue than --queue-timeout-s allows",
+        )
+        .retry_after(5),
+        FinishReason::Displaced => ApiError::new(
+            ErrorKind::Overloaded,
+            "the queue is full and a more important request took the place",
+        )
+        .retry_after(5),
+        FinishReason::TooManyPreemptions => ApiError::new(
+            ErrorKind::Overloaded,
+            "the request gave way to others as often as is allowed; the KV cache is too small \
+             for the load",
+        )
+        .retry_after(5),
+        FinishReason::Aborted => draining(),
+        FinishReason::Failed(kind) => ApiError::new(
+            ErrorKind::Failed,
+            format!("the step that computed this request failed ({kind:?})"),
+        ),
+        FinishReason::Stop
+        | FinishReason::StopString
+        | FinishReason::Length
+        | FinishReason::OutOfPages => {
+            ApiError::new(ErrorKind::Failed, format!("unexpected end {reason:?}"))
+        }
+    }
+}

