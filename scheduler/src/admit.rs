@@ -136,6 +136,7 @@ impl Scheduler {
         if started {
             self.queue.charge(tenant, uncached);
         }
+        self.queue.groups.serve(id);
         self.queue.remove(id);
         self.running.insert(id);
         self.claim = self.claim.filter(|&claimant| claimant != id);

@@ -10,7 +10,7 @@
 //! Rows are drafted first and committed last (`draft.rs`). Until then a row can still be
 //! withdrawn, because its request is chosen to give way to a more important one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use rootstock_memory::Nanos;
 use rootstock_radix::{Key, PrefixCache, Short};
@@ -162,7 +162,12 @@ impl Scheduler {
     /// Fills the rest of the budget with prompts. Returns the first waiting request that could
     /// not start for want of pages while no copy would free any.
     fn plan_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) -> Option<RequestId> {
-        let mut walk = Walk::new(self.prefill_order(cx.now), Order::is_fair(&self.cfg));
+        let grouped = match self.order.is_grouped() {
+            true => self.queue.groups.first(SEEN_MAX).into(),
+            false => VecDeque::new(),
+        };
+        let fair = Order::is_fair(&self.cfg);
+        let mut walk = Walk::new(self.prefill_order(cx.now), fair, grouped);
         if let Some(id) = self.claim {
             match self.start(cx, draft, id) {
                 Ok(()) => {}
@@ -349,10 +354,12 @@ struct Walk {
     /// Whether waiting requests may still start.
     open: bool,
     fair: bool,
+    /// What goes before the order among those that have not aged.
+    grouped: VecDeque<RequestId>,
 }
 
 impl Walk {
-    fn new(prefills: Vec<QueueKey>, fair: bool) -> Self {
+    fn new(prefills: Vec<QueueKey>, fair: bool, grouped: VecDeque<RequestId>) -> Self {
         let seen = BTreeSet::new();
         Self {
             prefills,
@@ -362,10 +369,12 @@ impl Walk {
             tries: 0,
             open: true,
             fair,
+            grouped,
         }
     }
 
-    /// The next waiting request: the tenants' first ones by their shares, then all others.
+    /// The next waiting request: the tenants' first ones by their shares, or the groups from the
+    /// heaviest on, then all others.
     fn next_waiting(&mut self, queue: &WaitQueue) -> Option<QueueKey> {
         if !self.open || self.seen.len() >= SEEN_MAX {
             return None;
@@ -377,12 +386,19 @@ impl Walk {
         if head.is_some() {
             return head;
         }
-        while let Some(key) = queue.next_after(self.after) {
-            if !self.seen.contains(&key.id) {
-                return Some(key);
-            }
+        let mut next = queue.next_after(self.after);
+        while let Some(key) = next.filter(|key| self.seen.contains(&key.id)) {
             self.after = Some(key);
+            next = queue.next_after(self.after);
         }
-        None
+        if next.is_some_and(|key| key.is_plain()) {
+            while let Some(id) = self.grouped.pop_front() {
+                let key = queue.key_of(id).filter(|key| key.is_plain());
+                if key.is_some_and(|key| !self.seen.contains(&key.id)) {
+                    return key;
+                }
+            }
+        }
+        next
     }
 }

@@ -11,6 +11,9 @@ pub enum SchedulePolicy {
     Fcfs,
     /// Longest cached prefix first, then arrival; aging bounds the wait of the cold.
     Lpm,
+    /// Depth first over shared prefixes of those who wait, the largest group first; aging bounds
+    /// the wait of the lonely.
+    DfsWeight,
     /// Most output tokens asked for first, then arrival; aging bounds the wait of the short.
     Lof,
     /// Strict tier, then arrival less jump less the time the cache saves; aging raises the tier.
@@ -56,7 +59,7 @@ pub struct SchedulerConfig {
     /// `step_tokens` alone. A step computes a page of prompt at least, `step_tokens` at most.
     pub target_step_ms: u32,
     /// Whether tenants share admissions of a tier evenly, by uncached prompt tokens. Not in
-    /// `Fcfs`.
+    /// `Fcfs` and `DfsWeight`.
     pub fair_shares: bool,
 }
 

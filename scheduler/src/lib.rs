@@ -15,6 +15,7 @@ mod check;
 mod config;
 mod draft;
 mod emit;
+mod groups;
 mod holding;
 mod live;
 mod policy;

@@ -8,6 +8,8 @@
 //! `Priority`: (class, strict tier desc, effective arrival asc, id), where the effective arrival
 //! is the arrival less the jump less the seconds the cache saves, the last capped by the aging
 //! bound. `Lpm`: cached tokens desc, then arrival. `Lof`: output asked for desc, then arrival.
+//! `DfsWeight`: groups of shared prefixes (`groups.rs`), but the aged before and speculative work
+//! after them.
 //! `Fcfs`: arrival. Waiting raises the tier by one per aging period, but in `Fcfs`.
 //!
 //! Aging acts on the order alone: it grants no right to preempt and does not reach the cache.
@@ -61,6 +63,11 @@ pub(crate) struct Order {
 }
 
 impl QueueKey {
+    /// Whether the request is a client's and has not aged: grouping may reorder it.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.class.0 == Class::Client && self.tier.0 == 0
+    }
+
     /// What goes before shares: class and tier.
     pub(crate) fn urgency(&self) -> (Reverse<Class>, Reverse<u64>) {
         (self.class, self.tier)
@@ -71,9 +78,10 @@ impl Order {
     pub(crate) fn new(cfg: &SchedulerConfig) -> Self {
         let aging_ns = match cfg.policy {
             SchedulePolicy::Fcfs => 0,
-            SchedulePolicy::Lpm | SchedulePolicy::Lof | SchedulePolicy::Priority => {
-                seconds_to_ns(cfg.aging_s)
-            }
+            SchedulePolicy::Lpm
+            | SchedulePolicy::DfsWeight
+            | SchedulePolicy::Lof
+            | SchedulePolicy::Priority => seconds_to_ns(cfg.aging_s),
         };
         Self {
             policy: cfg.policy,
@@ -85,7 +93,7 @@ impl Order {
     /// Whether a look at the cache can change a key.
     pub(crate) fn uses_cache(&self) -> bool {
         match self.policy {
-            SchedulePolicy::Fcfs | SchedulePolicy::Lof => false,
+            SchedulePolicy::Fcfs | SchedulePolicy::DfsWeight | SchedulePolicy::Lof => false,
             SchedulePolicy::Lpm | SchedulePolicy::Priority => true,
         }
     }
@@ -95,15 +103,22 @@ impl Order {
         waited_ns.checked_div(self.aging_ns).unwrap_or(0)
     }
 
+    /// Whether those who wait are grouped by shared prefixes.
+    pub(crate) fn is_grouped(&self) -> bool {
+        self.policy == SchedulePolicy::DfsWeight
+    }
+
     /// Whether tenants share evenly.
     pub(crate) fn is_fair(cfg: &SchedulerConfig) -> bool {
-        cfg.fair_shares && cfg.policy != SchedulePolicy::Fcfs
+        let by_key = !matches!(cfg.policy, SchedulePolicy::Fcfs | SchedulePolicy::DfsWeight);
+        cfg.fair_shares && by_key
     }
 
     pub(crate) fn key(&self, p: &KeyParts) -> QueueKey {
         let arrival = i128::from(p.arrival);
         let (tier, rank) = match self.policy {
             SchedulePolicy::Fcfs => (0, arrival),
+            SchedulePolicy::DfsWeight => (p.aged, arrival),
             SchedulePolicy::Lpm => (p.aged, -i128::from(p.cached_tokens)),
             SchedulePolicy::Lof => (p.aged, -i128::from(p.output_max)),
             SchedulePolicy::Priority => {

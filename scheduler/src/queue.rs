@@ -16,6 +16,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use rootstock_memory::Nanos;
 use rootstock_radix::TenantId;
 
+use crate::groups::Groups;
 use crate::live::Rank;
 use crate::policy::QueueKey;
 use crate::request::{Class, RequestId};
@@ -53,6 +54,7 @@ pub(crate) struct WaitQueue {
     heads: BTreeSet<Head>,
     /// Count of the tenant served last, before it was served.
     served_last: u64,
+    pub(crate) groups: Groups,
     /// Where the rotating look at the cache stands.
     cursor: Option<RequestId>,
 }
@@ -82,6 +84,7 @@ impl WaitQueue {
         let Some(entry) = self.entries.remove(&id) else {
             return;
         };
+        self.groups.remove(id);
         self.order.remove(&entry.key);
         self.by_rank.remove(&(Reverse(entry.rank), entry.key));
         if let Some(at) = entry.age_at {
@@ -116,6 +119,11 @@ impl WaitQueue {
             entry.age_at = None;
         }
         Some(id)
+    }
+
+    /// The key of a waiting request.
+    pub(crate) fn key_of(&self, id: RequestId) -> Option<QueueKey> {
+        self.entries.get(&id).map(|entry| entry.key)
     }
 
     /// First requests of the tenants, in the order of shares.
@@ -182,6 +190,7 @@ impl WaitQueue {
             && self.entries.len() == shared
             && ageing == self.aging.len()
             && heads == self.heads
+            && self.groups.is_consistent()
             && self.entries.iter().all(|(id, e)| {
                 e.key.id == *id
                     && self.order.contains(&e.key)

@@ -12,6 +12,7 @@ use rootstock_radix::{Fate, PrefixCache};
 use crate::admit::Pace;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::emit::{Admission, Emit, FinishReason, Reason};
+use crate::groups::path_of;
 use crate::holding::{device, pages_for};
 use crate::live::{Draining, Live, Phase, count};
 use crate::policy::{Order, QueueKey, seconds_to_ns};
@@ -233,6 +234,11 @@ impl Scheduler {
             tenant,
             age_at,
         });
+        if self.order.is_grouped() {
+            let live = &self.live[&id];
+            let path = path_of(live.ns, &live.tokens, self.cfg.page_tokens);
+            self.queue.groups.insert(id, live.arrival, path);
+        }
     }
 
     fn expiries(&self, live: &Live) -> impl Iterator<Item = (Nanos, RequestId)> + use<> {

@@ -134,6 +134,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
             SchedulePolicy::Fcfs,
             SchedulePolicy::Lpm,
             SchedulePolicy::Lof,
+            SchedulePolicy::DfsWeight,
             SchedulePolicy::Priority,
             SchedulePolicy::Priority,
         ]),

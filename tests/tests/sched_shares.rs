@@ -130,6 +130,39 @@ fn longest_output_first_orders_by_what_was_asked_for() {
     assert_eq!(order, vec![ids[1], ids[3], ids[0], ids[2]]);
 }
 
+#[test]
+fn the_largest_group_of_a_shared_prefix_goes_first_and_the_aged_before_it() {
+    let mut world = one_seat(SchedulePolicy::DfsWeight);
+    let config = SchedulerConfig {
+        aging_s: 10.0,
+        ..world.scheduler.config().clone()
+    };
+    world = World::new(64, config);
+    let tails = |group: u32, n: u32| {
+        let mut tokens = prompt(group, 32);
+        tokens.extend(prompt(100 + n, 9));
+        tokens
+    };
+    let blocker = world.submit(&prompt(90, 5), 60, 0);
+    world.step();
+    let aged = world.submit(&prompt(80, 20), 1, 0);
+    world.now += 11 * rootstock_tests::world::SECOND;
+    let alone = world.submit(&prompt(70, 20), 1, 0);
+    let mixed: Vec<_> = [1, 2, 2, 1, 2]
+        .iter()
+        .zip(0..)
+        .map(|(&g, n)| world.submit(&tails(g, n), 1, 0))
+        .collect();
+    world.abort(blocker);
+    let mut ids = mixed.clone();
+    ids.extend([alone, aged]);
+    let order = order(&mut world, &ids);
+    let expected = [
+        aged, mixed[1], mixed[2], mixed[4], mixed[0], mixed[3], alone,
+    ];
+    assert_eq!(order, expected);
+}
+
 /// Nanoseconds of a step of the machine that the scheduler has to learn: 1 ms and 0.1 ms a token.
 fn step_ns(rows: &rootstock_tests::world::Rows) -> u64 {
     1_000_000 + rows.iter().map(|row| u64::from(row.2)).sum::<u64>() * 100_000
