@@ -11,27 +11,33 @@
 //! On each device the resident part of every path is a prefix of it: leases cover paths from the
 //! root, and only nodes without a resident child are evicted.
 
-use crate::lease::Kept;
+use crate::copies::Flights;
 use crate::namespace::Namespaces;
-use crate::node::{NIL, Node};
+use crate::node::Node;
 use crate::order::Ranking;
-use crate::tier::{Tier, Use};
+use crate::pin::Pins;
+use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
-    ActReason, Action, CacheConfig, CacheError, CacheStats, Fate, FlushRefused, Key, KvEvent,
-    Lease, Match, NamespaceId, NamespaceKey, Outcome, PolicyKind, Probe, Room, Short, TenantId,
-    Token,
+    CacheConfig, CacheError, CacheStats, FlushRefused, Key, KvEvent, Lease, Match, NamespaceId,
+    NamespaceKey, Probe, Token, WritePolicy,
 };
-use rootstock_memory::{
-    CopyDone, CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId,
-};
+use rootstock_memory::{Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
 
 /// A radix-tree prefix cache over the page pools of all replicas.
 #[derive(Debug)]
 pub struct PrefixCache {
     pub(crate) tree: Tree,
-    /// Devices in the order of replicas.
+    /// Devices in the order of replicas, then host.
     pub(crate) tiers: Vec<Tier>,
+    /// Where host is in `tiers`, if there is one.
+    pub(crate) host: Option<usize>,
+    pub(crate) flights: Flights,
+    pub(crate) pins: Pins,
+    pub(crate) write_policy: WritePolicy,
+    pub(crate) max_copies: usize,
+    pub(crate) layers: u16,
+    pub(crate) pins_yielded: u64,
     pub(crate) namespaces: Namespaces,
     /// Counts uses; recency is this number.
     pub(crate) clock: u64,
@@ -64,18 +70,37 @@ impl PrefixCache {
 
     pub(crate) fn with_hashing(config: &CacheConfig, hashing: Hashing) -> Result<Self, CacheError> {
         config.validate()?;
-        let ranking = match config.policy {
-            PolicyKind::Lru => Ranking::Recency,
-            PolicyKind::Priority => Ranking::Priority,
-        };
+        let ranking = Ranking::of(config.policy);
         let devices = (0..)
             .map(|n| TierId::Device(ReplicaId(n)))
             .zip(&config.device_pages);
+        let mut tiers: Vec<Tier> = devices
+            .map(|(id, &total)| Tier::new(id, total, ranking))
+            .collect();
+        let host = (config.host_pages > 0).then_some(tiers.len());
+        if host.is_some() {
+            tiers.push(Tier::new(TierId::Host, config.host_pages, ranking));
+        }
+        let pinnable = match host {
+            Some(_) => f64::from(config.host_pages),
+            None => config.device_pages.iter().copied().map(f64::from).sum(),
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share"
+        )]
+        let budget = (pinnable * config.pin_budget) as u32;
         Ok(Self {
             tree: Tree::new(config.page_tokens, config.max_nodes, hashing),
-            tiers: devices
-                .map(|(id, &total)| Tier::new(id, total, ranking))
-                .collect(),
+            tiers,
+            host,
+            flights: Flights::default(),
+            pins: Pins::new(budget),
+            write_policy: config.write_policy,
+            max_copies: config.max_copies as usize,
+            layers: config.layers,
+            pins_yielded: 0,
             namespaces: Namespaces::new(config.max_namespaces),
             clock: 0,
             leases: 0,
@@ -106,11 +131,21 @@ impl PrefixCache {
         let Some(root) = self.namespaces.root(key.ns) else {
             return Probe::default();
         };
-        let reached = self.walk(root, 0, key.tokens, replica);
-        let pages = reached.pages + reached.partly.map_or(0, |(_, pages)| pages);
+        let p = self.page_tokens();
+        let whole = |reached: &Reached| reached.pages + reached.partly.map_or(0, |part| part.1);
+        let device = self.walk(root, 0, key.tokens, usize::from(replica.0));
+        let device_pages = whole(&device);
+        let mut host_pages = 0;
+        if let Some(host) = self.host {
+            // A node that the device has in part does not exist: it has all of it or nothing.
+            let rest = &key.tokens[(device.pages * p) as usize..];
+            let below = self.walk(device.node, device.pages, rest, host);
+            host_pages = whole(&below).max(device_pages) - device_pages;
+        }
         Probe {
-            device_tokens: pages * self.page_tokens(),
-            ..Probe::default()
+            device_tokens: device_pages * p,
+            host_tokens: host_pages * p,
+            storage_tokens: 0,
         }
     }
 
@@ -139,23 +174,27 @@ impl PrefixCache {
             page_tokens: self.page_tokens(),
             own_from: u32::MAX,
             kept: None,
+            ahead: None,
+            copy: None,
         };
+        self.expire(now);
         self.leases += 1;
         let at = usize::from(replica.0);
-        assert!(
-            at < self.tiers.len(),
-            "replica {at} of {}",
-            self.tiers.len()
-        );
+        assert!(at < self.devices(), "replica {at} of {}", self.devices());
         self.tiers[at].lease(root, self.tree.node(root));
-        let device_tokens = self.cover(&mut lease, tokens, now) * self.page_tokens();
+        let p = self.page_tokens();
+        let device_tokens = self.cover(&mut lease, tokens, now) * p;
+        let host_tokens = self.look_ahead(&mut lease, tokens, now) * p;
         self.lookups += 1;
         self.lookup_tokens += key.tokens.len() as u64;
         self.tiers[at].hit_tokens += u64::from(device_tokens);
+        if let Some(host) = self.host {
+            self.tiers[host].hit_tokens += u64::from(host_tokens);
+        }
         Match {
             lease,
             device_tokens,
-            host_tokens: 0,
+            host_tokens,
             storage_tokens: 0,
         }
     }
@@ -163,14 +202,17 @@ impl PrefixCache {
     /// Extends a lease over what became cached after it since; returns the tokens added. `key` is
     /// the whole prefix, the leased part included.
     pub fn grow(&mut self, lease: &mut Lease, key: Key<'_>, max_tokens: u32, now: Nanos) -> u32 {
+        self.expire(now);
         let covered = lease.len_tokens() as usize;
-        if lease.tail() > 0 || key.ns != lease.ns {
-            return 0;
+        let mut added = 0;
+        if lease.tail() == 0
+            && key.ns == lease.ns
+            && let Some(rest) = limited(key.tokens, max_tokens).get(covered..)
+        {
+            added = self.cover(lease, rest, now) * self.page_tokens();
         }
-        match limited(key.tokens, max_tokens).get(covered..) {
-            Some(rest) => self.cover(lease, rest, now) * self.page_tokens(),
-            None => 0,
-        }
+        self.settle_copy(lease, false);
+        added
     }
 
     /// Appends the device pages of the leased span, in order: the pages the request itself uses.
@@ -188,27 +230,6 @@ impl PrefixCache {
         for (page, id) in lease.kept_pages() {
             out[first + page as usize] = id;
         }
-    }
-
-    /// Reserves `n` pages, evicting for them what is needed: all or nothing.
-    ///
-    /// # Errors
-    /// Not enough is free and evictable; then nothing was evicted.
-    /// # Panics
-    /// Only when the cache contradicts itself.
-    pub fn reserve(
-        &mut self,
-        tier: TierId,
-        n: u32,
-        now: Nanos,
-    ) -> Result<(Reservation, Vec<CopyPlan>), Short> {
-        let room = self.make_room(tier, n, now)?;
-        let at = self.index(tier).expect("a tier that has room exists");
-        let reservation = self.tiers[at]
-            .pool
-            .reserve(n)
-            .expect("room was made for it");
-        Ok((reservation, room.copies))
     }
 
     /// Takes `n` pages of a reservation.
@@ -240,81 +261,9 @@ impl PrefixCache {
 
     /// Step `step` of a replica and all before it have ended: what waited for them is free.
     pub fn step_done(&mut self, replica: ReplicaId, step: StepId) {
-        self.device(replica).pool.step_done(step);
-    }
-
-    /// Evicts until `n` pages of `tier` are free.
-    ///
-    /// # Errors
-    /// Not enough is free and evictable; then nothing was evicted.
-    /// # Cost
-    /// Linear in the pages freed.
-    pub fn make_room(&mut self, tier: TierId, n: u32, _now: Nanos) -> Result<Room, Short> {
-        let Some(at) = self.index(tier) else {
-            return Err(Short {
-                needed_pages: n,
-                ..Short::default()
-            });
-        };
-        let found = &self.tiers[at];
-        if found.available() < n {
-            return Err(Short {
-                needed_pages: n,
-                free_pages: found.pool.free(),
-                evictable_pages: found.evictable(),
-                in_transit_pages: 0,
-            });
+        if let Some(at) = self.index(TierId::Device(replica)) {
+            self.tiers[at].pool.step_done(step);
         }
-        let mut room = Room::default();
-        while self.tiers[at].pool.free() < n {
-            let missing = n - self.tiers[at].pool.free();
-            room.freed_pages += self.evict_first(at, missing);
-        }
-        self.tiers[at].evicted_pages += u64::from(room.freed_pages);
-        Ok(room)
-    }
-
-    /// Pages of a tier that [`Self::reserve`] could grant now: free and evictable.
-    pub fn available(&self, tier: TierId) -> u32 {
-        self.index(tier).map_or(0, |at| self.tiers[at].available())
-    }
-
-    /// Usable pages of a tier.
-    pub fn total(&self, tier: TierId) -> u32 {
-        self.index(tier).map_or(0, |at| self.tiers[at].pool.total())
-    }
-
-    /// Ends a lease. The leased span counts as used now; `fate` says what it is worth.
-    pub fn end(&mut self, mut lease: Lease, fate: Fate, _now: Nanos) {
-        self.clock += 1;
-        let at = usize::from(lease.replica.0);
-        if let Some(kept) = lease.kept.take() {
-            let Kept {
-                pages, busy_until, ..
-            } = *kept;
-            self.tiers[at].release(pages, busy_until);
-        }
-        let mut node = self.end_of(&lease);
-        let mut alone = matches!(fate, Fate::Superseded | Fate::Ephemeral);
-        let mut below = None;
-        while node != NIL {
-            let parent = self.tree.node(node).parent;
-            alone = alone && self.is_alone(at, node, below, lease.own_from);
-            let use_ = Use {
-                until: self.clock,
-                last: alone,
-            };
-            let last = self.tiers[at].unlease(node, self.tree.node(node), below, use_);
-            below = last.then_some(node);
-            if alone && fate == Fate::Ephemeral {
-                let dropped = self.drop_leaf(at, node);
-                self.tiers[at].dropped_pages += u64::from(dropped);
-                below = None;
-            }
-            node = parent;
-        }
-        lease.node = NIL;
-        self.leases -= 1;
     }
 
     /// Empties all tiers.
@@ -324,34 +273,30 @@ impl PrefixCache {
     /// # Panics
     /// Only when the cache contradicts itself.
     pub fn flush(&mut self, now: Nanos) -> Result<(), FlushRefused> {
+        self.expire(now);
         let held_pages = self.tiers.iter().map(Tier::held).sum();
-        if self.leases > 0 || held_pages > 0 {
+        let in_transit_pages = self.tiers.iter().map(|tier| tier.in_transit).sum();
+        if self.leases > 0 || held_pages > 0 || in_transit_pages > 0 {
             return Err(FlushRefused {
                 leases: self.leases,
                 held_pages,
-                in_transit_pages: 0,
+                in_transit_pages,
             });
         }
-        for at in 0..self.tiers.len() {
-            let (id, total) = (self.tiers[at].pool.tier(), self.tiers[at].pool.total());
-            let counted = self.tiers[at].evicted_pages;
-            let room = self.make_room(id, total, now);
-            assert!(room.is_ok(), "without leases everything is evictable");
-            self.tiers[at].evicted_pages = counted;
+        while let Some(&at) = self.pins.by_node.keys().next() {
+            self.unpin(at);
+        }
+        for tier in 0..self.tiers.len() {
+            while let Some(first) = self.tiers[tier].first() {
+                self.drop_from(tier, first);
+            }
+            assert_eq!(
+                self.tiers[tier].cached, 0,
+                "without leases everything can go"
+            );
         }
         Ok(())
     }
-
-    /// Does a verb. This version has none: each is rejected as unsupported.
-    pub fn act(&mut self, _tenant: TenantId, _action: &Action, _now: Nanos) -> Outcome {
-        Outcome::Rejected(ActReason::Unsupported)
-    }
-
-    /// Takes the acknowledgement of a copy. One that this cache did not plan is ignored.
-    pub fn copy_done(&mut self, _done: CopyDone, _now: Nanos) {}
-
-    /// Lets what is due happen.
-    pub fn tick(&mut self, _now: Nanos) {}
 
     /// Appends the events since the last call.
     pub fn drain_events(&mut self, _out: &mut Vec<KvEvent>) {}
@@ -366,6 +311,12 @@ impl PrefixCache {
             lookups: self.lookups,
             lookup_tokens: self.lookup_tokens,
             uncached_pages: self.uncached_pages,
+            copies_under_way: narrow(self.flights.under_way()),
+            copies_failed: self.flights.failed,
+            copies_stray: self.flights.stray,
+            pinned_pages: self.pins.pages,
+            pin_budget_pages: self.pins.budget,
+            pins_yielded: self.pins_yielded,
             stray_releases: self
                 .tiers
                 .iter()
@@ -380,43 +331,28 @@ impl PrefixCache {
         tokens
     }
 
-    pub(crate) fn device(&mut self, replica: ReplicaId) -> &mut Tier {
-        let count = self.tiers.len();
-        assert!(
-            usize::from(replica.0) < count,
-            "replica {} of {count}",
-            replica.0
-        );
-        &mut self.tiers[usize::from(replica.0)]
-    }
-
     pub(crate) fn index(&self, tier: TierId) -> Option<usize> {
         match tier {
             TierId::Device(replica) => {
-                Some(usize::from(replica.0)).filter(|&at| at < self.tiers.len())
+                Some(usize::from(replica.0)).filter(|&at| at < self.devices())
             }
-            TierId::Host | TierId::Storage => None,
+            TierId::Host => self.host,
+            TierId::Storage => None,
         }
+    }
+
+    pub(crate) fn devices(&self) -> usize {
+        self.host.unwrap_or(self.tiers.len())
     }
 
     /// The node in which the tree part of a lease ends.
     pub(crate) fn end_of(&self, lease: &Lease) -> u32 {
-        let mut at = lease.node;
-        while self.tree.node(at).depth >= lease.pages && !self.tree.node(at).is_root() {
-            at = self.tree.node(at).parent;
-        }
-        at
+        self.normal(lease.node, lease.pages)
     }
 
-    /// Follows `rest` from the end of `from` over what is resident on the replica.
-    pub(crate) fn walk(
-        &self,
-        from: u32,
-        pages: u32,
-        mut rest: &[Token],
-        replica: ReplicaId,
-    ) -> Reached {
-        let tier = &self.tiers[usize::from(replica.0)];
+    /// Follows `rest` from the end of `from` over what is resident in a tier.
+    pub(crate) fn walk(&self, from: u32, pages: u32, mut rest: &[Token], tier: usize) -> Reached {
+        let tier = &self.tiers[tier];
         let mut reached = Reached {
             node: from,
             pages,
@@ -449,6 +385,7 @@ impl PrefixCache {
         for tier in &mut self.tiers {
             tier.split(at, upper);
         }
+        self.split_pin(at, upper);
         Some(upper)
     }
 
@@ -464,68 +401,56 @@ impl PrefixCache {
     }
 
     /// Extends a lease over the cached part of `rest`, which follows it; returns the pages added.
-    fn cover(&mut self, lease: &mut Lease, rest: &[Token], _now: Nanos) -> u32 {
-        let from = self.end_of(lease);
-        let reached = self.walk(from, lease.pages, rest, lease.replica);
-        let (mut end, mut pages) = (reached.node, reached.pages);
+    fn cover(&mut self, lease: &mut Lease, rest: &[Token], now: Nanos) -> u32 {
+        let tier = usize::from(lease.replica.0);
+        let first = lease.pages;
+        let reached = self.walk(self.end_of(lease), first, rest, tier);
+        (lease.node, lease.pages) = self.cut(reached);
+        self.clock += 1;
+        let mut at = lease.node;
+        while self.tree.node(at).depth >= first && !self.tree.node(at).is_root() {
+            self.tiers[tier].lease(at, self.tree.node(at));
+            self.matched(at);
+            at = self.tree.node(at).parent;
+        }
+        self.renew_pins(lease.node, now);
+        lease.pages - first
+    }
+
+    /// Notes what host has right after a lease; returns its pages. It is not kept until it is
+    /// promoted.
+    fn look_ahead(&mut self, lease: &mut Lease, tokens: &[Token], now: Nanos) -> u32 {
+        let Some(host) = self.host else { return 0 };
+        let end = self.end_of(lease);
+        let rest = &tokens[(lease.pages * lease.page_tokens) as usize..];
+        let reached = self.walk(end, lease.pages, rest, host);
+        let (node, pages) = self.cut(reached);
+        if pages > lease.pages {
+            lease.ahead = Some((node, self.tree.node(node).generation, pages));
+        }
+        let mut at = node;
+        while self.tree.node(at).depth >= lease.pages && !self.tree.node(at).is_root() {
+            self.tiers[host].refresh(at, self.tree.node(at), self.clock);
+            self.matched(at);
+            at = self.tree.node(at).parent;
+        }
+        self.renew_pins(node, now);
+        pages - lease.pages
+    }
+
+    /// Where a walk ended, with the node that it covers in part cut to that part.
+    fn cut(&mut self, reached: Reached) -> (u32, u32) {
         if let Some((child, common)) = reached.partly
             && let Some(upper) = self.split(child, common)
         {
-            (end, pages) = (upper, pages + common);
+            return (upper, reached.pages + common);
         }
-        let first = lease.pages;
-        (lease.node, lease.pages) = (end, pages);
-        let tier = usize::from(lease.replica.0);
-        let mut at = end;
-        while self.tree.node(at).depth >= first && !self.tree.node(at).is_root() {
-            self.tiers[tier].lease(at, self.tree.node(at));
-            self.update(at, |node| node.hits = node.hits.saturating_add(1));
-            at = self.tree.node(at).parent;
-        }
-        pages - first
+        (reached.node, reached.pages)
     }
 
-    /// Evicts from the first candidate of a tier up to `missing` pages, from its end.
-    fn evict_first(&mut self, tier: usize, missing: u32) -> u32 {
-        let at = self.tiers[tier]
-            .order
-            .first()
-            .expect("evictable pages have a first candidate");
-        let keep = self.tree.node(at).pages.saturating_sub(missing);
-        if keep > 0 && self.only_in(tier, at) {
-            let freed = self.tiers[tier].free_tail(at, self.tree.node(at), keep);
-            self.tree.truncate(at, keep);
-            return freed;
-        }
-        let at = match keep {
-            0 => at,
-            _ => {
-                // The lower part keeps the index, the other tiers keep both.
-                let _ = self.split(at, keep);
-                at
-            }
-        };
-        self.drop_leaf(tier, at)
-    }
-
-    /// Frees what an unleased node has in a tier, and removes it when that was its last place.
-    fn drop_leaf(&mut self, tier: usize, at: u32) -> u32 {
-        let freed = self.tiers[tier].vacate(at, &self.tree);
-        if !self.tiers.iter().any(|tier| tier.is_resident(at)) {
-            self.tree.remove(at);
-        }
-        freed
-    }
-
-    /// Whether only the lease that ends now used a node, which it put in from page `own_from` on,
-    /// and nothing hangs from it but `below`, which that lease leaves too.
-    fn is_alone(&self, tier: usize, at: u32, below: Option<u32>, own_from: u32) -> bool {
-        let (node, span) = (self.tree.node(at), self.tiers[tier].span(at));
-        node.depth >= own_from
-            && node.hits == 0
-            && !node.is_root()
-            && span.leases == 1
-            && span.kids == u32::from(below.is_some())
+    /// A request found a node.
+    fn matched(&mut self, at: u32) {
+        self.update(at, |node| node.hits = node.hits.saturating_add(1));
     }
 
     /// Whether a node is in this tier and no other.
@@ -558,16 +483,16 @@ impl PrefixCache {
     fn drop_unused_namespace(&mut self) -> bool {
         let (tree, tiers) = (&self.tree, &self.tiers);
         let unused = |root: u32| {
-            tree.node(root).is_leaf() && tiers.iter().all(|tier| tier.span(root).leases == 0)
+            tree.node(root).is_leaf() && tiers.iter().all(|tier| !tier.span(root).is_kept())
         };
         let Some((slot, root)) = self.namespaces.find_unused(unused) else {
             return false;
         };
         self.namespaces.remove(slot);
-        for tier in &mut self.tiers {
-            tier.remove_root(root);
-        }
         self.tree.remove_root(root);
+        for tier in &mut self.tiers {
+            tier.forget(root);
+        }
         true
     }
 }
@@ -580,7 +505,7 @@ fn limited(tokens: &[Token], max_tokens: u32) -> &[Token] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SpanMeta;
+    use crate::{Fate, SpanMeta};
 
     /// G2: with a hash that is the same for every page, equality still decides.
     #[test]

@@ -4,9 +4,10 @@
 use crate::cache::PrefixCache;
 use crate::node::NIL;
 use crate::order::Order;
-use crate::tier::{Span, Tier};
+use crate::tier::Tier;
 use crate::tree::Tree;
-use rootstock_memory::{Corruption, PageId};
+use rootstock_memory::{Corruption, PageId, TierId};
+use std::collections::BTreeMap;
 
 macro_rules! ensure {
     ($part:literal, $holds:expr, $($detail:tt)+) => {
@@ -62,6 +63,8 @@ impl PrefixCache {
                 "node {at} is in no tier"
             );
         }
+        self.check_copies()?;
+        self.check_pins()?;
         let mut leases = 0;
         for tier in &self.tiers {
             check_spans(&self.tree, tier)?;
@@ -76,6 +79,113 @@ impl PrefixCache {
             "roots count {leases}, cache {}",
             self.leases
         );
+        Ok(())
+    }
+}
+
+impl PrefixCache {
+    /// Recounts what copies keep and fill.
+    fn check_copies(&self) -> Result<(), Corruption> {
+        let mut busy = vec![BTreeMap::new(); self.tiers.len()];
+        let (mut transit, mut leaving) = (vec![0; self.tiers.len()], vec![0; self.tiers.len()]);
+        for flight in self.flights.all.values() {
+            let pages = flight.end - flight.start;
+            for (tier, (last, start, end)) in self.kept_by(flight) {
+                for at in self.nodes_between(last, start, end) {
+                    *busy[tier].entry(at).or_insert(0_u16) += 1;
+                }
+            }
+            if flight.is_under_way() {
+                transit[flight.to] += pages;
+                leaving[flight.from] += if flight.leaving { pages } else { 0 };
+            }
+        }
+        for (n, tier) in self.tiers.iter().enumerate() {
+            let counted = (tier.in_transit, tier.leaving);
+            let found = (transit[n], leaving[n]);
+            ensure!(
+                "copies",
+                counted == found,
+                "tier {n} counts {counted:?}, not {found:?}"
+            );
+            for (at, node) in self.tree.nodes.iter().filter(|(_, node)| !node.is_root()) {
+                let (span, at) = (tier.span(index(at)), index(at));
+                let found = busy[n].get(&at).copied().unwrap_or_default();
+                ensure!(
+                    "copies",
+                    span.busy == found,
+                    "node {at} counts {} of {found}",
+                    span.busy
+                );
+                let on_way = self.flights.all.values().any(|flight| {
+                    flight.is_under_way()
+                        && flight.to == n
+                        && node.depth >= flight.start
+                        && self
+                            .nodes_between(flight.node, flight.start, flight.end)
+                            .contains(&at)
+                });
+                ensure!(
+                    "copies",
+                    span.incoming == on_way,
+                    "node {at} is on its way: {on_way}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Recounts the pins.
+    fn check_pins(&self) -> Result<(), Corruption> {
+        let pins = &self.pins;
+        let mut pages = 0;
+        for (&at, pin) in &pins.by_node {
+            let Some(node) = self.tree.nodes.get(at as usize) else {
+                return Err(Corruption::new(
+                    "pins",
+                    format!("node {at} is pinned and gone"),
+                ));
+            };
+            pages += node.pages;
+            let due = pins.due.contains(&(pin.until, u32::MAX - node.depth, at));
+            ensure!("pins", due, "the pin of node {at} is not due");
+            let above = pins.by_node.get(&node.parent);
+            let longer = above.is_some_and(|above| above.until >= pin.until) || node.depth == 0;
+            ensure!(
+                "pins",
+                longer,
+                "the pin of node {at} is longer than its parent's"
+            );
+        }
+        ensure!(
+            "pins",
+            pins.due.len() == pins.by_node.len(),
+            "a deadline has no pin"
+        );
+        ensure!(
+            "pins",
+            pages == pins.pages,
+            "{pages} pages pinned, counted {}",
+            pins.pages
+        );
+        ensure!(
+            "pins",
+            pages <= pins.budget,
+            "{pages} pages pinned of {}",
+            pins.budget
+        );
+        for (n, tier) in self.tiers.iter().enumerate() {
+            let binds = self.host.is_none_or(|host| host == n);
+            for (at, _) in self.tree.nodes.iter().filter(|(_, node)| !node.is_root()) {
+                let pinned = binds && pins.by_node.contains_key(&index(at));
+                let marked = tier.span(index(at)).pinned;
+                ensure!(
+                    "pins",
+                    marked == pinned,
+                    "node {at} is marked {marked} in tier {n}"
+                );
+            }
+        }
         Ok(())
     }
 }
@@ -133,19 +243,15 @@ fn check_spans(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
     let (mut cached, mut leased) = (0, 0);
     for (at, node) in tree.nodes.iter().filter(|(_, node)| !node.is_root()) {
         let span = tier.span(index(at));
+        let parent = tier.span(node.parent);
         if !span.resident {
-            let empty = span.leases == 0 && span.kids == 0;
-            ensure!(
-                "tier",
-                empty,
-                "node {at} is leased or has children where it is not"
-            );
+            ensure!("tier", !span.is_kept(), "node {at} is kept where it is not");
             continue;
         }
-        let parent = tier.span(node.parent);
+        let device = matches!(tier.pool.tier(), TierId::Device(_));
         ensure!(
             "tier",
-            parent.resident,
+            parent.resident || !device,
             "node {at} is resident, its parent is not"
         );
         let covered = span.leases <= parent.leases;
@@ -156,7 +262,7 @@ fn check_spans(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
         );
         kids[node.parent as usize] += 1;
         cached += node.pages;
-        leased += if span.leases > 0 { node.pages } else { 0 };
+        leased += if span.is_kept() { node.pages } else { 0 };
     }
     for (at, _) in &tree.nodes {
         let span = tier.span(index(at));
@@ -192,11 +298,10 @@ fn check_spans(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
 /// Checks that the order has exactly the candidates, children before parents.
 fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
     let nodes = || tree.nodes.iter().filter(|(_, node)| !node.is_root());
-    let unleased = |span: Span| span.resident && span.leases == 0;
     match &tier.order {
         Order::Ranked(ranking, set) => {
             let expected = nodes()
-                .filter(|&(at, _)| tier.span(index(at)).is_free_leaf())
+                .filter(|&(at, _)| tier.span(index(at)).is_candidate())
                 .count();
             ensure!(
                 "order",
@@ -204,7 +309,7 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
                 "{} of {expected} ranked",
                 set.len()
             );
-            for (at, node) in nodes().filter(|&(at, _)| tier.span(index(at)).is_free_leaf()) {
+            for (at, node) in nodes().filter(|&(at, _)| tier.span(index(at)).is_candidate()) {
                 let key = (ranking.rank(node, &tier.span(index(at))), index(at));
                 ensure!("order", set.contains(&key), "node {at} is not ranked");
             }
@@ -221,7 +326,7 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
                 );
                 ensure!(
                     "order",
-                    unleased(tier.span(at)),
+                    tier.span(at).is_listed(),
                     "node {at} is listed and leased"
                 );
                 place[at as usize] = Some(count);
@@ -234,10 +339,13 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
                 "the tail is lost"
             );
             let expected = nodes()
-                .filter(|&(at, _)| unleased(tier.span(index(at))))
+                .filter(|&(at, _)| tier.span(index(at)).is_listed())
                 .count();
             ensure!("order", count == expected, "{count} of {expected} listed");
-            for (at, node) in nodes().filter(|&(at, _)| unleased(tier.span(index(at)))) {
+            for (at, node) in nodes().filter(|&(at, _)| tier.span(index(at)).is_listed()) {
+                if tier.span(node.parent).pinned {
+                    continue;
+                }
                 let parent = place[node.parent as usize].unwrap_or(usize::MAX);
                 ensure!(
                     "order",
@@ -270,12 +378,12 @@ fn check_pages(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
         }
     }
     let (free, evictable, leased) = (tier.pool.free(), tier.evictable(), tier.leased);
-    let (held, total) = (tier.held(), tier.pool.total());
+    let (held, total) = (tier.held() + tier.in_transit, tier.pool.total());
     let sum = free + evictable + leased + held;
     ensure!(
         "conservation",
         sum == total,
-        "{free} free + {evictable} evictable + {leased} leased + {held} held = {sum}, not {total}"
+        "{free} free + {evictable} evictable + {leased} leased + {held} held or in transit = {sum}, not {total}"
     );
     Ok(())
 }

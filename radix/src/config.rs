@@ -13,15 +13,25 @@ pub enum PolicyKind {
     Lru,
     /// Lowest priority first, then least recently used.
     Priority,
+    /// Fewest matches first, then least recently used.
+    Lfu,
+    /// What came in first goes first.
+    Fifo,
+    /// What came in last goes first.
+    Filo,
+    /// Most recently used first.
+    Mru,
+    /// What was never matched first, then least recently used.
+    Slru,
 }
 
 /// When device pages are copied to the host tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WritePolicy {
-    /// As soon as they are computed.
+    /// When the request that computed them ends.
     Through,
-    /// Once they were used again.
+    /// When a request ends that shares them with two others or more.
     #[default]
     Selective,
     /// When the device needs the room.
@@ -52,6 +62,8 @@ pub struct CacheConfig {
     pub hash_seed: u64,
     /// Most tree nodes. Beyond it nothing new is cached, requests run on.
     pub max_nodes: u32,
+    /// Most copies under way.
+    pub max_copies: u32,
     /// Most namespaces with cached or leased pages at a time.
     pub max_namespaces: u32,
 }
@@ -69,6 +81,7 @@ impl Default for CacheConfig {
             pin_budget: 0.5,
             hash_seed: 0x5eed,
             max_nodes: 1 << 20,
+            max_copies: 64,
             max_namespaces: 4096,
         }
     }
@@ -129,6 +142,7 @@ impl CacheConfig {
                 256,
             ),
             ("host_pages", u64::from(self.host_pages), 0, PAGES_MAX),
+            ("max_copies", u64::from(self.max_copies), 1, 1 << 15),
             ("max_nodes", u64::from(self.max_nodes), 1, 1 << 30),
             ("max_namespaces", u64::from(self.max_namespaces), 1, 1 << 24),
         ];
@@ -151,13 +165,9 @@ impl CacheConfig {
                 value: self.pin_budget,
             });
         }
-        for (field, value) in [
-            ("host_pages", self.host_pages),
-            ("storage_pages", self.storage_pages),
-        ] {
-            if value > 0 {
-                return Err(CacheError::NoSuchTier { field, value });
-            }
+        if self.storage_pages > 0 {
+            let (field, value) = ("storage_pages", self.storage_pages);
+            return Err(CacheError::NoSuchTier { field, value });
         }
         Ok(())
     }

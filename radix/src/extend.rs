@@ -84,7 +84,7 @@ impl PrefixCache {
                 self.update(child, |node| node.hits = node.hits.saturating_add(1));
                 self.settle_duplicates(lease, child, pages, work);
             } else {
-                self.tiers[tier].place(child, self.tree.node(child), pages);
+                self.tiers[tier].place(child, &self.tree, pages);
                 lease.own_from = lease.own_from.min(lease.pages);
                 work.done.inserted_pages += common;
             }
@@ -132,7 +132,7 @@ impl PrefixCache {
         } else if self.tree.has_slots(1) {
             let leaf = self.tree.add_leaf(end, work.tokens, work.meta, self.clock);
             let pages = work.take(count, self.tree.page_tokens());
-            self.tiers[tier].place(leaf, self.tree.node(leaf), pages);
+            self.tiers[tier].place(leaf, &self.tree, pages);
             lease.node = leaf;
         } else {
             return;
@@ -153,12 +153,14 @@ impl PrefixCache {
             && node.priority == meta.priority
             && node.kind == meta.kind
             && self.tiers[tier].span(at).leases == 1
+            && self.tiers[tier].span(at).busy == 0
+            && !self.is_pinned(at)
             && self.only_in(tier, at)
     }
 
     /// Raises the priority of `at` and of its ancestors to at least `priority`. A parent is never
     /// below its child, so the climb ends at the first that is high enough.
-    fn raise_priority(&mut self, mut at: u32, priority: i32) {
+    pub(crate) fn raise_priority(&mut self, mut at: u32, priority: i32) {
         while self.tree.node(at).priority < priority {
             self.update(at, |node| node.priority = priority);
             at = self.tree.node(at).parent;

@@ -2,7 +2,8 @@
 
 use crate::NamespaceId;
 use crate::node::NIL;
-use rootstock_memory::{PageId, Pages, ReplicaId, StepId};
+use rootstock_memory::{CopyId, PageId, Pages, ReplicaId, StepId};
+use std::num::NonZeroU32;
 
 /// Pages that the lease owns itself, because the tree has others for the same tokens or no room
 /// for a node.
@@ -33,6 +34,10 @@ pub struct Lease {
     /// First page that this lease put into the tree itself.
     pub(crate) own_from: u32,
     pub(crate) kept: Option<Box<Kept>>,
+    /// What was matched below the device: last node, its generation, pages up to its end.
+    pub(crate) ahead: Option<(u32, NonZeroU32, u32)>,
+    /// The copy that brings it up.
+    pub(crate) copy: Option<CopyId>,
 }
 
 impl Lease {

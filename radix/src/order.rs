@@ -5,6 +5,7 @@
 //! never used less recently than its child, so children lie ahead of their parents and the head
 //! is always a leaf. *Ranked* is an ordered set of the leaves by (rank, node).
 
+use crate::PolicyKind;
 use crate::node::{NIL, Node};
 use crate::tier::Span;
 use std::collections::BTreeSet;
@@ -33,16 +34,42 @@ impl Links {
 pub(crate) enum Ranking {
     Recency,
     Priority,
+    /// Fewest matches first.
+    Frequency,
+    FirstIn,
+    LastIn,
+    MostRecent,
+    /// What was never matched goes before what was.
+    Segmented,
 }
 
 impl Ranking {
+    pub(crate) const fn of(policy: PolicyKind) -> Self {
+        match policy {
+            PolicyKind::Lru => Self::Recency,
+            PolicyKind::Priority => Self::Priority,
+            PolicyKind::Lfu => Self::Frequency,
+            PolicyKind::Fifo => Self::FirstIn,
+            PolicyKind::Filo => Self::LastIn,
+            PolicyKind::Mru => Self::MostRecent,
+            PolicyKind::Slru => Self::Segmented,
+        }
+    }
+
     /// Lower goes first. What is spent goes before all else.
     pub(crate) fn rank(self, node: &Node, span: &Span) -> Rank {
-        let class = match self {
-            Self::Recency => 0,
-            Self::Priority => i64::from(node.priority),
-        };
-        (if span.spent { i64::MIN } else { class }, span.stamp)
+        if span.spent {
+            return (i64::MIN, span.stamp);
+        }
+        match self {
+            Self::Recency => (0, span.stamp),
+            Self::Priority => (node.priority.into(), span.stamp),
+            Self::Frequency => (node.hits.into(), span.stamp),
+            Self::FirstIn => (0, node.created),
+            Self::LastIn => (0, u64::MAX - node.created),
+            Self::MostRecent => (0, u64::MAX - span.stamp),
+            Self::Segmented => ((node.hits > 0).into(), span.stamp),
+        }
     }
 }
 
@@ -54,6 +81,15 @@ pub(crate) struct List {
 }
 
 impl List {
+    /// From the oldest on.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let first = self.ends.map(|(head, _)| head);
+        std::iter::successors(first, |&at| {
+            let next = self.links[at as usize].next;
+            (next != NIL).then_some(next)
+        })
+    }
+
     fn grow(&mut self, at: u32) {
         if self.links.len() <= at as usize {
             self.links.resize(at as usize + 1, Links::NONE);
@@ -111,44 +147,65 @@ impl List {
     }
 }
 
+/// Where a node enters the order of recency.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// As the one used last. Paths come leaf first.
+    Tail,
+    /// As the first to go, but behind the node named, which hangs below it.
+    Front(Option<u32>),
+    /// Where its stamp says. Costs a search from the oldest.
+    ByStamp,
+}
+
 /// The order of one tier.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// All unleased nodes, oldest first.
+    /// All nodes without lease or pin, oldest first. Copies do not change it: what they keep is
+    /// passed over.
     Recency(List),
-    /// The unleased nodes without a child in this tier.
+    /// The candidates.
     Ranked(Ranking, BTreeSet<(Rank, u32)>),
 }
 
 impl Order {
     pub(crate) fn new(ranking: Ranking) -> Self {
-        match ranking {
-            Ranking::Recency => Self::Recency(List::default()),
-            Ranking::Priority => Self::Ranked(ranking, BTreeSet::new()),
+        if ranking == Ranking::Recency {
+            Self::Recency(List::default())
+        } else {
+            Self::ranked(ranking)
         }
     }
 
-    /// `at` lost its last lease. Paths come leaf first; `below` is the node that came before on
-    /// this path. `rank` is its rank if it is a leaf in this tier.
-    pub(crate) fn enter(&mut self, at: u32, spent: bool, below: Option<u32>) {
-        if let Self::Recency(list) = self {
-            let behind = if spent {
-                below
-            } else {
-                list.ends.map(|(_, tail)| tail)
-            };
-            list.insert(at, behind);
-        }
+    pub(crate) const fn ranked(ranking: Ranking) -> Self {
+        Self::Ranked(ranking, BTreeSet::new())
     }
 
-    /// `at` gets its first lease, or is removed.
+    /// `at` lost its last lease or its pin, or came in.
+    pub(crate) fn enter(&mut self, at: u32, place: Place, spans: &[Span]) {
+        let Self::Recency(list) = self else { return };
+        let behind = match place {
+            Place::Tail => list.ends.map(|(_, tail)| tail),
+            Place::Front(below) => below,
+            Place::ByStamp => {
+                let stamp = spans[at as usize].stamp;
+                let older = list
+                    .iter()
+                    .take_while(|&one| spans[one as usize].stamp <= stamp);
+                older.last()
+            }
+        };
+        list.insert(at, behind);
+    }
+
+    /// `at` gets its first lease or a pin, or goes.
     pub(crate) fn leave(&mut self, at: u32) {
         if let Self::Recency(list) = self {
             list.remove(at);
         }
     }
 
-    /// `at` became an unleased leaf in this tier, or its key has changed.
+    /// `at` became a candidate, or its key has changed.
     pub(crate) fn rank(&mut self, at: u32, node: &Node, span: &Span) {
         if let Self::Ranked(ranking, set) = self {
             let new = set.insert((ranking.rank(node, span), at));
@@ -156,7 +213,7 @@ impl Order {
         }
     }
 
-    /// `at` stops being an unleased leaf, or its key is about to change.
+    /// `at` stops being a candidate, or its key is about to change.
     pub(crate) fn unrank(&mut self, at: u32, node: &Node, span: &Span) {
         if let Self::Ranked(ranking, set) = self {
             let was = set.remove(&(ranking.rank(node, span), at));
@@ -164,17 +221,17 @@ impl Order {
         }
     }
 
-    /// The unleased `lower` was split; `upper` is its new parent and not a leaf.
+    /// The listed `lower` was split; `upper` is its new parent.
     pub(crate) fn split(&mut self, lower: u32, upper: u32) {
         if let Self::Recency(list) = self {
             list.insert(upper, Some(lower));
         }
     }
 
-    /// Who goes first.
-    pub(crate) fn first(&self) -> Option<u32> {
+    /// Who goes first. Passes over what copies keep, which is bounded by the copies under way.
+    pub(crate) fn first(&self, spans: &[Span]) -> Option<u32> {
         match self {
-            Self::Recency(list) => list.ends.map(|(head, _)| head),
+            Self::Recency(list) => list.iter().find(|&at| spans[at as usize].is_candidate()),
             Self::Ranked(_, set) => set.first().map(|&(_, at)| at),
         }
     }

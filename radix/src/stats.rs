@@ -45,6 +45,18 @@ pub struct CacheStats {
     pub lookup_tokens: u64,
     /// Counter: pages not cached because `max_nodes` was reached.
     pub uncached_pages: u64,
+    /// Copies that are not acknowledged.
+    pub copies_under_way: u32,
+    /// Counter: copies that failed.
+    pub copies_failed: u64,
+    /// Counter: acknowledgements of copies that were not under way.
+    pub copies_stray: u64,
+    /// Distinct pages pinned.
+    pub pinned_pages: u32,
+    /// Most pages that may be pinned.
+    pub pin_budget_pages: u32,
+    /// Counter: pins that gave way before their deadline.
+    pub pins_yielded: u64,
     /// Counter: releases that named a page which was not out.
     pub stray_releases: u64,
 }

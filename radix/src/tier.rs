@@ -1,15 +1,15 @@
-//! What one tier holds: its pool, which nodes have their pages in it, who leases them, and the
-//! order in which they go. A node is in a tier as a whole or not at all; where a part differs,
-//! the node is split.
+//! What one tier holds: its pool, which nodes have their pages in it, who keeps them there, and
+//! the order in which they go. A node is in a tier as a whole or not at all; where a part
+//! differs, the node is split.
 //!
-//! Conservation: free + evictable + leased + held + in transit = total, where cached pages are
-//! those of resident nodes, and held are those reserved, owned by requests, or waiting for a
-//! step.
+//! Conservation: free + evictable + leased + held + in transit = total. Evictable and leased are
+//! pages of resident nodes, held are those reserved, owned by requests or waiting for a step, in
+//! transit are destinations of copies.
 
 use crate::TierStats;
 use crate::node::Node;
-use crate::order::{Order, Ranking};
-use crate::tree::Tree;
+use crate::order::{Order, Place, Ranking};
+use crate::tree::{Tree, narrow};
 use rootstock_memory::{PageId, PagePool, Pages, Reservation, StepId, TierId};
 
 /// A node's state in one tier.
@@ -21,25 +21,36 @@ pub(crate) struct Span {
     pub(crate) kids: u32,
     /// When it was last used here, as a count of calls.
     pub(crate) stamp: u64,
+    /// Copies that read it, or that need it as the way to what they read or write.
+    pub(crate) busy: u16,
     pub(crate) resident: bool,
     /// Its last user expects nobody to ask for it again.
     pub(crate) spent: bool,
+    /// A copy to this tier is under way.
+    pub(crate) incoming: bool,
+    /// Goes only when nothing else is left.
+    pub(crate) pinned: bool,
+    /// A copy to a lower tier has failed: drop it rather than try again.
+    pub(crate) stuck: bool,
 }
+
+const _: () = assert!(size_of::<Span>() <= 24);
 
 impl Span {
-    /// Whether it can be evicted at once.
-    pub(crate) const fn is_free_leaf(&self) -> bool {
-        self.resident && self.leases == 0 && self.kids == 0
+    /// Whether leases or copies keep it.
+    pub(crate) const fn is_kept(&self) -> bool {
+        self.leases > 0 || self.busy > 0
     }
-}
 
-/// How a lease used a node that it leaves.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    /// When, as a count of calls.
-    pub(crate) until: u64,
-    /// Whether nobody is expected to ask for the node again.
-    pub(crate) last: bool,
+    /// Whether it has a place in the order of recency.
+    pub(crate) const fn is_listed(&self) -> bool {
+        self.resident && self.leases == 0 && !self.pinned
+    }
+
+    /// Whether it can be evicted at once.
+    pub(crate) const fn is_candidate(&self) -> bool {
+        self.resident && !self.is_kept() && self.kids == 0 && !self.pinned
+    }
 }
 
 /// One tier.
@@ -51,12 +62,17 @@ pub(crate) struct Tier {
     /// By run, parallel to its tokens; `SCRATCH` where a node is not resident.
     pub(crate) pages: Vec<Vec<PageId>>,
     pub(crate) order: Order,
+    pub(crate) ranking: Ranking,
     /// Pages of resident nodes.
     pub(crate) cached: u32,
-    /// Those that are leased.
+    /// Those that leases or copies keep.
     pub(crate) leased: u32,
     /// Pages that requests own: acquired, neither released nor put into the tree.
     pub(crate) owned: u32,
+    /// Destinations of copies under way.
+    pub(crate) in_transit: u32,
+    /// Pages that copies to a lower tier read, to make room here.
+    pub(crate) leaving: u32,
     pub(crate) hit_tokens: u64,
     pub(crate) evicted_pages: u64,
     pub(crate) dropped_pages: u64,
@@ -64,14 +80,22 @@ pub(crate) struct Tier {
 
 impl Tier {
     pub(crate) fn new(id: TierId, total: u32, ranking: Ranking) -> Self {
+        // Arrivals on lower tiers come in no order of use, so they are ranked.
+        let order = match id {
+            TierId::Device(_) => Order::new(ranking),
+            TierId::Host | TierId::Storage => Order::ranked(ranking),
+        };
         Self {
             pool: PagePool::new(id, total),
             spans: Vec::new(),
             pages: Vec::new(),
-            order: Order::new(ranking),
+            order,
+            ranking,
             cached: 0,
             leased: 0,
             owned: 0,
+            in_transit: 0,
+            leaving: 0,
             hit_tokens: 0,
             evicted_pages: 0,
             dropped_pages: 0,
@@ -88,7 +112,7 @@ impl Tier {
             .is_some_and(|span| span.resident)
     }
 
-    /// Pages that `reserve` could grant now.
+    /// Free pages and those that can be evicted.
     pub(crate) fn available(&self) -> u32 {
         self.pool.free() + self.evictable()
     }
@@ -110,14 +134,14 @@ impl Tier {
             evictable: self.evictable(),
             leased: self.leased,
             held: self.held(),
-            in_transit: 0,
+            in_transit: self.in_transit,
             hit_tokens: self.hit_tokens,
             evicted_pages: self.evicted_pages,
             dropped_pages: self.dropped_pages,
         }
     }
 
-    // Pages of requests.
+    // Pages without a node.
 
     pub(crate) fn acquire(&mut self, reservation: &mut Reservation, n: u32) -> Pages {
         self.owned += n;
@@ -125,11 +149,17 @@ impl Tier {
     }
 
     pub(crate) fn release(&mut self, pages: Pages, busy_until: Option<StepId>) {
-        self.owned -= crate::tree::narrow(pages.len());
+        self.owned -= narrow(pages.len());
         match busy_until {
             Some(step) => self.pool.release_after(pages, step),
             None => self.pool.release(pages),
         }
+    }
+
+    /// Takes `n` reserved pages as the destination of a copy.
+    pub(crate) fn acquire_for_copy(&mut self, reservation: &mut Reservation, n: u32) -> Pages {
+        self.in_transit += n;
+        self.pool.acquire(reservation, n)
     }
 
     // Nodes.
@@ -142,47 +172,92 @@ impl Tier {
         };
     }
 
-    pub(crate) fn remove_root(&mut self, at: u32) {
+    /// The node is gone from the tree.
+    pub(crate) fn forget(&mut self, at: u32) {
         let span = std::mem::take(self.slot(at));
-        assert!(
-            span.leases == 0 && span.kids == 0,
-            "a root that goes is unused"
-        );
+        assert!(!span.is_kept() && span.kids == 0, "what goes is unused");
     }
 
-    /// Takes pages of a request as those of `at`, which is not resident and whose parent is.
-    /// The node gets the lease of that request.
-    pub(crate) fn place(&mut self, at: u32, node: &Node, pages: Pages) {
-        assert_eq!(
-            pages.len(),
-            node.pages as usize,
-            "a page for each page of the edge"
-        );
+    /// Changes the state of a node, and with it the counts and the order. `place` is where the
+    /// node goes in the order of recency if it enters it.
+    pub(crate) fn change(
+        &mut self,
+        at: u32,
+        node: &Node,
+        place: Place,
+        change: impl FnOnce(&mut Span),
+    ) {
+        let old = self.span(at);
+        let mut new = old;
+        change(&mut new);
+        *self.slot(at) = new;
+        if node.is_root() {
+            return;
+        }
+        let pages = |kept: bool| if kept { node.pages } else { 0 };
+        self.leased -= pages(old.resident && old.is_kept());
+        self.leased += pages(new.resident && new.is_kept());
+        self.cached -= pages(old.resident);
+        self.cached += pages(new.resident);
+        if old.is_candidate() {
+            self.order.unrank(at, node, &old);
+        }
+        if old.is_listed() && !new.is_listed() {
+            self.order.leave(at);
+        } else if !old.is_listed() && new.is_listed() {
+            self.order.enter(at, place, &self.spans);
+        }
+        if new.is_candidate() {
+            self.order.rank(at, node, &new);
+        }
+    }
+
+    /// Takes pages of a request as those of `at`, which is not resident and whose parent is
+    /// leased. The node gets the lease of that request.
+    pub(crate) fn place(&mut self, at: u32, tree: &Tree, pages: Pages) {
+        let node = tree.node(at);
         self.owned -= node.pages;
-        self.write_pages(node, node.start, pages);
-        let span = self.slot(at);
-        assert!(!span.resident, "node {at} is placed once");
-        *span = Span {
-            leases: 1,
-            resident: true,
-            ..Span::default()
-        };
-        self.cached += node.pages;
-        self.leased += node.pages;
-        let parent = self.slot(node.parent);
+        let parent = self.span(node.parent);
         assert!(
             parent.resident && parent.leases > 0,
             "a path is placed from the root"
         );
-        parent.kids += 1;
+        self.set_resident(at, tree, &pages.disband(), |span| span.leases = 1);
     }
 
-    /// Appends pages of a request to a resident node that has already grown by them.
+    /// Makes `at` resident on `ids`, as the one used last but for what `change` says.
+    pub(crate) fn set_resident(
+        &mut self,
+        at: u32,
+        tree: &Tree,
+        ids: &[PageId],
+        change: impl FnOnce(&mut Span),
+    ) {
+        let node = tree.node(at);
+        assert_eq!(
+            ids.len(),
+            node.pages as usize,
+            "a page for each page of the edge"
+        );
+        assert!(!self.is_resident(at), "node {at} is placed once");
+        self.write_pages(node, node.start, ids);
+        self.change(at, node, Place::Tail, |span| {
+            span.resident = true;
+            span.spent = false;
+            span.stuck = false;
+            change(span);
+        });
+        self.change(node.parent, tree.node(node.parent), Place::Tail, |span| {
+            span.kids += 1
+        });
+    }
+
+    /// Appends pages of a request to a leased node that has already grown by them.
     pub(crate) fn grow(&mut self, at: u32, node: &Node, pages: Pages) {
-        let grown = crate::tree::narrow(pages.len());
+        let grown = narrow(pages.len());
         assert!(self.span(at).leases > 0, "a node grows under a lease");
         self.owned -= grown;
-        self.write_pages(node, node.start + node.pages - grown, pages);
+        self.write_pages(node, node.start + node.pages - grown, &pages.disband());
         self.cached += grown;
         self.leased += grown;
     }
@@ -194,87 +269,90 @@ impl Tier {
             kids: u32::from(span.resident),
             ..span
         };
-        if span.resident && span.leases == 0 {
+        if span.is_listed() {
             self.order.split(lower, upper);
         }
     }
 
     /// One lease more on a resident node.
     pub(crate) fn lease(&mut self, at: u32, node: &Node) {
+        assert!(self.span(at).resident, "only what is resident is leased");
+        self.change(at, node, Place::Tail, |span| {
+            span.leases += 1;
+            span.spent = false;
+            span.stuck = false;
+        });
+    }
+
+    /// One lease less; true when it was the last. The node was used until `now`.
+    pub(crate) fn unlease(&mut self, at: u32, node: &Node, place: Place, now: u64) -> bool {
+        assert!(self.span(at).leases > 0, "node {at} is leased");
+        self.change(at, node, place, |span| {
+            span.leases -= 1;
+            span.stamp = now;
+            span.spent = matches!(place, Place::Front(_));
+        });
+        self.span(at).leases == 0
+    }
+
+    /// The node counts as used now, if it is here. Paths come leaf first.
+    pub(crate) fn refresh(&mut self, at: u32, node: &Node, now: u64) {
         let span = self.span(at);
-        assert!(span.resident, "only what is resident is leased");
-        if span.leases == 0 && !node.is_root() {
-            self.unrank(at, node);
+        if !span.resident || node.is_root() {
+            return;
+        }
+        if span.is_listed() {
             self.order.leave(at);
-            self.leased += node.pages;
+            self.order.enter(at, Place::Tail, &self.spans);
         }
-        let span = self.slot(at);
-        span.leases += 1;
-        span.spent = false;
+        self.change(at, node, Place::Tail, |span| {
+            span.stamp = now;
+            span.spent = false;
+        });
     }
 
-    /// One lease less; true when it was the last. The node was used until `now`; `below` is the
-    /// node of the same path that came before.
-    pub(crate) fn unlease(&mut self, at: u32, node: &Node, below: Option<u32>, use_: Use) -> bool {
-        let span = self.slot(at);
-        assert!(span.leases > 0, "node {at} is leased");
-        span.leases -= 1;
-        span.stamp = use_.until;
-        span.spent = use_.last;
-        if span.leases > 0 {
-            return false;
-        }
-        if !node.is_root() {
-            self.leased -= node.pages;
-            self.order.enter(at, use_.last, below);
-            self.rank(at, node);
-        }
-        true
-    }
-
-    /// The key of `at` is about to change.
+    /// What the node is ranked by is about to change.
     pub(crate) fn unrank(&mut self, at: u32, node: &Node) {
         let span = self.span(at);
-        if span.is_free_leaf() && !node.is_root() {
+        if span.is_candidate() && !node.is_root() {
             self.order.unrank(at, node, &span);
         }
     }
 
-    /// The key of `at` has changed.
+    /// What the node is ranked by has changed.
     pub(crate) fn rank(&mut self, at: u32, node: &Node) {
         let span = self.span(at);
-        if span.is_free_leaf() && !node.is_root() {
+        if span.is_candidate() && !node.is_root() {
             self.order.rank(at, node, &span);
         }
     }
 
-    /// Frees the pages of `at` after the first `keep`; the edge is cut by the caller.
-    pub(crate) fn free_tail(&mut self, at: u32, node: &Node, keep: u32) -> u32 {
-        let span = self.span(at);
-        assert!(span.is_free_leaf(), "only a free leaf is cut");
-        let first = (node.start + keep) as usize;
-        let run = &mut self.pages[node.run as usize];
-        self.pool.release_ids(&run[first..]);
-        let freed = crate::tree::narrow(run.len() - first);
-        run.truncate(first);
-        if run.capacity() > 4 * run.len() + 16 {
-            run.shrink_to(2 * run.len());
-        }
-        self.cached -= freed;
-        freed
+    /// Who goes first.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.order.first(&self.spans)
     }
 
-    /// Frees all pages of `at`, which is unleased and has no child in this tier.
+    /// Frees the pages of a candidate after the first `keep`; the edge is cut by the caller.
+    pub(crate) fn free_tail(&mut self, at: u32, node: &Node, keep: u32) -> u32 {
+        assert!(
+            self.span(at).is_candidate() && keep > 0,
+            "only a free leaf is cut"
+        );
+        self.erase_pages(node, keep);
+        self.cached -= node.pages - keep;
+        node.pages - keep
+    }
+
+    /// Frees all pages of `at`, a candidate. The node may stay for other tiers.
     pub(crate) fn vacate(&mut self, at: u32, tree: &Tree) -> u32 {
         let node = tree.node(at);
-        self.unrank(at, node);
-        self.order.leave(at);
-        let freed = self.free_tail(at, node, 0);
-        *self.slot(at) = Span::default();
-        let parent = self.slot(node.parent);
-        parent.kids -= 1;
-        self.rank(node.parent, tree.node(node.parent));
-        freed
+        assert!(self.span(at).is_candidate(), "only a free leaf is vacated");
+        self.change(at, node, Place::Tail, |span| span.resident = false);
+        self.erase_pages(node, 0);
+        self.change(node.parent, tree.node(node.parent), Place::Tail, |span| {
+            span.kids -= 1
+        });
+        node.pages
     }
 
     /// The pages of a resident node.
@@ -293,18 +371,28 @@ impl Tier {
         &mut self.spans[at]
     }
 
-    /// Residency on a device is a prefix of each path, so what a run has here is one too.
-    fn write_pages(&mut self, node: &Node, first: u32, pages: Pages) {
-        let run = node.run as usize;
+    fn write_pages(&mut self, node: &Node, first: u32, ids: &[PageId]) {
+        let (run, first) = (node.run as usize, first as usize);
         if self.pages.len() <= run {
             self.pages.resize_with(run + 1, Vec::new);
         }
         let slot = &mut self.pages[run];
-        assert_eq!(slot.len(), first as usize, "pages of a run come in order");
-        if slot.is_empty() {
-            *slot = pages.disband();
-        } else {
-            slot.extend(pages.disband());
+        if slot.len() < first + ids.len() {
+            slot.resize(first + ids.len(), PageId::SCRATCH);
+        }
+        slot[first..first + ids.len()].copy_from_slice(ids);
+    }
+
+    fn erase_pages(&mut self, node: &Node, keep: u32) {
+        let run = &mut self.pages[node.run as usize];
+        let part = (node.start + keep) as usize..(node.start + node.pages) as usize;
+        self.pool.release_ids(&run[part.clone()]);
+        run[part].fill(PageId::SCRATCH);
+        while run.last() == Some(&PageId::SCRATCH) {
+            run.pop();
+        }
+        if run.capacity() > 4 * run.len() + 16 {
+            run.shrink_to(2 * run.len());
         }
     }
 }

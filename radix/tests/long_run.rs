@@ -5,37 +5,15 @@
 
 #[path = "shared/model.rs"]
 mod model;
+#[path = "shared/random.rs"]
+mod random;
 
 use model::{Op, Setup, World};
+use random::{Random, number};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Operations in the life of one world.
 const WORLD_OPS: u64 = 500;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|value| value.parse().ok())
-        .unwrap_or(default)
-}
-
-/// `SplitMix64`.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let bytes = self.next().to_le_bytes();
-        std::array::from_fn(|at| bytes[at])
-    }
-}
 
 fn live(seed: u64, ops: u64) {
     let mut random = Random(seed);

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![expect(clippy::unwrap_used, reason = "a helper of tests")]
 
-use rootstock_memory::{PageId, ReplicaId, TierId};
+use rootstock_memory::{CopyPlan, PageId, ReplicaId, TierId};
 use rootstock_radix::{
     CacheConfig, ContextKind, Fate, Key, Lease, Match, NamespaceId, NamespaceKey, PrefixCache,
     SpanMeta, TierStats, Token,
@@ -17,6 +17,8 @@ pub(crate) struct Host {
     pub(crate) ns: NamespaceId,
     pub(crate) page: usize,
     pub(crate) now: u64,
+    /// Copies that came with reservations.
+    pub(crate) plans: Vec<CopyPlan>,
 }
 
 impl Host {
@@ -28,6 +30,7 @@ impl Host {
             ns,
             page: config.page_tokens as usize,
             now: 0,
+            plans: Vec::new(),
         }
     }
 
@@ -90,7 +93,8 @@ impl Host {
         let covered = lease.len_tokens() as usize;
         let rest = &tokens[covered..tokens.len() / self.page * self.page];
         let n = u32::try_from(rest.len() / self.page).unwrap();
-        let (mut reservation, _) = self.cache.reserve(DEVICE, n, self.now).unwrap();
+        let (mut reservation, plans) = self.cache.reserve(DEVICE, n, self.now).unwrap();
+        self.plans.extend(plans);
         let pages = self.cache.acquire(&mut reservation, n);
         self.cache.cancel(reservation);
         let meta = SpanMeta {

@@ -1,0 +1,444 @@
+//! Copies between the device tiers and the host tier, from the choice of the source to the
+//! acknowledgement.
+//!
+//! A copy under way names a span: the last node that it covers and the pages from the root where
+//! it begins and ends. Nodes may split meanwhile; the span stays. It keeps, by `busy`:
+//!
+//! ```text
+//!   demote   device: source and its path, so that the tree cannot lose the way to it
+//!   promote  host: source;  device: the path to the destination
+//! ```
+//! Destination pages belong to the copy. A promotion that arrived goes on keeping its pages on
+//! the device until the lease that asked for it takes them over or ends.
+
+use crate::cache::PrefixCache;
+use crate::lease::Lease;
+use crate::order::{Place, Rank};
+use crate::tier::Span;
+use crate::tree::narrow;
+use rootstock_memory::{CopyClass, CopyDone, CopyId, CopyPlan, Nanos, PageId, Pages, Reservation};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A copy under way, or one that has arrived and waits for its lease.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// A node at or below the last one covered.
+    pub(crate) node: u32,
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Node and depth of the kept device path.
+    path: (u32, u32),
+    /// Destination; `None` once it has arrived.
+    pages: Option<Pages>,
+    /// Whether a lease waits for it.
+    awaited: bool,
+    /// Whether it makes room on the device.
+    pub(crate) leaving: bool,
+}
+
+impl Flight {
+    pub(crate) const fn is_under_way(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    const NEW: Self = Self {
+        from: 0,
+        to: 0,
+        node: 0,
+        start: 0,
+        end: 0,
+        path: (0, 0),
+        pages: None,
+        awaited: false,
+        leaving: false,
+    };
+}
+
+/// All copies.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    pub(crate) all: BTreeMap<CopyId, Flight>,
+    /// Plans that the caller has not fetched yet.
+    pub(crate) outbox: Vec<CopyPlan>,
+    next: u64,
+    pub(crate) failed: u64,
+    pub(crate) stray: u64,
+}
+
+impl Flights {
+    /// Copies that are not acknowledged.
+    pub(crate) fn under_way(&self) -> usize {
+        self.all
+            .values()
+            .filter(|flight| flight.pages.is_some())
+            .count()
+    }
+}
+
+impl PrefixCache {
+    /// Appends the copies that were planned since the last call. Whoever embeds the cache calls
+    /// it after each group of calls; those of [`crate::Room`] and of `reserve` come there.
+    pub fn drain_copies(&mut self, out: &mut Vec<CopyPlan>) {
+        out.append(&mut self.flights.outbox);
+    }
+
+    /// Plans the copy that brings up what a match found on host, as far as the reservation goes.
+    /// From now on source and destination are safe. After its acknowledgement
+    /// [`PrefixCache::grow`] extends the lease over it; ending the lease gives it up. `None` when
+    /// nothing is on host right after the lease any more, when it is on its way already, or when
+    /// `max_copies` are under way.
+    pub fn promote(
+        &mut self,
+        lease: &mut Lease,
+        reservation: &mut Reservation,
+        now: Nanos,
+    ) -> Option<CopyPlan> {
+        self.expire(now);
+        let (host, to) = (self.host?, usize::from(lease.replica.0));
+        let (node, generation, pages) = lease.ahead?;
+        let alive = self.tree.nodes.get(node as usize)?.generation == generation;
+        let full = self.flights.under_way() >= self.max_copies;
+        if !alive || full || lease.copy.is_some() || lease.tail() > 0 {
+            return None;
+        }
+        let anchor = self.end_of(lease);
+        let chain = self.nodes_between(node, lease.pages, pages);
+        if self.tree.node(*chain.first()?).parent != anchor {
+            return None;
+        }
+        let ready = chain.into_iter().take_while(|&at| {
+            let span = self.tiers[to].span(at);
+            self.tiers[host].is_resident(at) && !span.resident && !span.incoming
+        });
+        let last = ready.last()?;
+        let end = self
+            .tree
+            .node(last)
+            .end()
+            .min(lease.pages + reservation.left());
+        let start = lease.pages;
+        let last = if end > start {
+            self.node_ending(last, end)?
+        } else {
+            return None;
+        };
+        let dest = self.tiers[to].acquire_for_copy(reservation, end - start);
+        self.keep_span(host, last, start, end, true);
+        self.keep_path(to, anchor, start, true);
+        let path = (anchor, start);
+        let flight = Flight {
+            from: host,
+            to,
+            node: last,
+            start,
+            end,
+            path,
+            ..Flight::NEW
+        };
+        let plan = self.launch(
+            Flight {
+                awaited: true,
+                ..flight
+            },
+            dest,
+            CopyClass::Promote,
+        );
+        lease.copy = Some(plan.id);
+        Some(plan)
+    }
+
+    /// Takes the acknowledgement of a copy. One that is not under way is counted and ignored.
+    ///
+    /// # Panics
+    /// Only when the cache contradicts itself.
+    pub fn copy_done(&mut self, done: CopyDone, now: Nanos) {
+        self.expire(now);
+        let under_way = self.flights.all.get_mut(&done.id);
+        let Some(pages) = under_way.and_then(|flight| flight.pages.take()) else {
+            self.flights.stray += 1;
+            return;
+        };
+        let mut flight = self
+            .flights
+            .all
+            .remove(&done.id)
+            .expect("it was just found");
+        self.clock += 1;
+        self.flights.failed += u64::from(!done.ok);
+        self.land(&flight, pages, done.ok);
+        let (path, depth) = flight.path;
+        if Some(flight.to) == self.host {
+            self.keep_path(flight.from, path, depth, false);
+            if flight.leaving {
+                self.tiers[flight.from].leaving -= flight.end - flight.start;
+            }
+            return;
+        }
+        if done.ok && flight.awaited {
+            // What has arrived stays until its lease takes it over.
+            flight.path = (flight.node, flight.end);
+            self.keep_path(flight.to, flight.node, flight.end, true);
+        }
+        self.keep_span(flight.from, flight.node, flight.start, flight.end, false);
+        self.keep_path(flight.to, path, depth, false);
+        if done.ok && flight.awaited {
+            self.flights.all.insert(done.id, flight);
+        }
+    }
+
+    /// The lease took over what its copy brought, or wants it no more.
+    pub(crate) fn settle_copy(&mut self, lease: &mut Lease, ends: bool) {
+        let Some(id) = lease.copy else { return };
+        match self.flights.all.get_mut(&id) {
+            Some(flight) if flight.pages.is_some() => {
+                if ends {
+                    flight.awaited = false;
+                    lease.copy = None;
+                }
+            }
+            Some(flight) => {
+                let (to, (node, depth)) = (flight.to, flight.path);
+                self.flights.all.remove(&id);
+                self.keep_path(to, node, depth, false);
+                lease.copy = None;
+            }
+            None => lease.copy = None,
+        }
+    }
+
+    /// Copies to host what lies on the path of `last`, on a device, from where `wanted` says so.
+    pub(crate) fn write_down(
+        &mut self,
+        device: usize,
+        last: u32,
+        class: CopyClass,
+        wanted: impl Fn(&Self, u32) -> bool,
+    ) {
+        let Some(host) = self.host else { return };
+        let mut runs: Vec<(u32, u32, u32)> = Vec::new();
+        let mut at = last;
+        while !self.tree.node(at).is_root() {
+            let node = self.tree.node(at);
+            let there = self.tiers[host].span(at);
+            let here = self.tiers[device].span(at);
+            if here.resident
+                && !here.stuck
+                && !there.resident
+                && !there.incoming
+                && wanted(self, at)
+            {
+                match runs.last_mut() {
+                    Some(run) if run.1 == node.end() => run.1 = node.depth,
+                    _ => runs.push((at, node.depth, node.end())),
+                }
+            }
+            at = node.parent;
+        }
+        // From the root on: a prefix is worth more than what follows it.
+        for (last, start, end) in runs.into_iter().rev() {
+            let rank = self.rank_on_host(device, last);
+            let room = self.room_on_host(end - start, rank);
+            if room > 0 && self.flights.under_way() < self.max_copies {
+                self.demote(device, last, start..start + room, class, false);
+            }
+        }
+    }
+
+    /// Makes up to `n` pages free on host, at the cost only of what ranks lower; returns how many
+    /// there are.
+    pub(crate) fn room_on_host(&mut self, n: u32, rank: Rank) -> u32 {
+        let Some(host) = self.host else { return 0 };
+        while self.tiers[host].pool.free() < n {
+            let missing = n - self.tiers[host].pool.free();
+            let first = self.tiers[host].first().filter(|&at| {
+                let tier = &self.tiers[host];
+                tier.ranking.rank(self.tree.node(at), &tier.span(at)) < rank
+            });
+            let Some(first) = first else { break };
+            let freed = self.evict_from(host, first, missing);
+            self.tiers[host].evicted_pages += u64::from(freed);
+        }
+        self.tiers[host].pool.free().min(n)
+    }
+
+    /// The rank that a node of a device would have on host.
+    pub(crate) fn rank_on_host(&self, device: usize, at: u32) -> Rank {
+        let tier = &self.tiers[device];
+        let span = tier.span(at);
+        // What is leased is being used now.
+        let stamp = if span.leases > 0 {
+            self.clock
+        } else {
+            span.stamp
+        };
+        tier.ranking
+            .rank(self.tree.node(at), &Span { stamp, ..span })
+    }
+
+    /// Plans the copy of pages `start..end` of the path of `node` to host, which has room.
+    pub(crate) fn demote(
+        &mut self,
+        from: usize,
+        node: u32,
+        span: Range<u32>,
+        class: CopyClass,
+        leaving: bool,
+    ) {
+        let Range { start, end } = span;
+        let Some(host) = self.host else { return };
+        let Some(node) = self.node_ending(node, end) else {
+            return;
+        };
+        let n = end - start;
+        let mut room = self.tiers[host]
+            .pool
+            .reserve(n)
+            .expect("room was made on host");
+        let dest = self.tiers[host].acquire_for_copy(&mut room, n);
+        self.keep_path(from, node, end, true);
+        if leaving {
+            self.tiers[from].leaving += n;
+        }
+        let path = (node, end);
+        let flight = Flight {
+            from,
+            to: host,
+            node,
+            start,
+            end,
+            path,
+            leaving,
+            ..Flight::NEW
+        };
+        let plan = self.launch(flight, dest, class);
+        self.flights.outbox.push(plan);
+    }
+
+    /// Registers a copy and makes its plan.
+    fn launch(&mut self, mut flight: Flight, dest: Pages, class: CopyClass) -> CopyPlan {
+        let mut source: Vec<PageId> = Vec::with_capacity(dest.len());
+        for at in self.nodes_between(flight.node, flight.start, flight.end) {
+            let node = self.tree.node(at);
+            source.extend(self.tiers[flight.from].pages_of(node));
+            self.tiers[flight.to].change(at, node, Place::Tail, |span| span.incoming = true);
+        }
+        assert_eq!(
+            source.len(),
+            dest.len(),
+            "a copy has as many sources as destinations"
+        );
+        let id = CopyId(self.flights.next);
+        self.flights.next += 1;
+        let from = (
+            self.tiers[flight.from].pool.tier(),
+            source.into_boxed_slice(),
+        );
+        let to = (self.tiers[flight.to].pool.tier(), dest.ids().into());
+        flight.pages = Some(dest);
+        self.flights.all.insert(id, flight);
+        CopyPlan {
+            id,
+            from,
+            to,
+            layers: 0..self.layers,
+            class,
+            deadline: None,
+        }
+    }
+
+    /// Makes the destination resident, or gives its pages back where the copy failed or somebody
+    /// else was faster.
+    fn land(&mut self, flight: &Flight, pages: Pages, ok: bool) {
+        let to = flight.to;
+        let ids = pages.disband();
+        self.tiers[to].in_transit -= narrow(ids.len());
+        let mut arrived = false;
+        for at in self.nodes_between(flight.node, flight.start, flight.end) {
+            let node = self.tree.node(at);
+            let first = (node.depth - flight.start) as usize;
+            let part = &ids[first..first + node.pages as usize];
+            self.tiers[to].change(at, node, Place::Tail, |span| span.incoming = false);
+            if ok && !self.tiers[to].is_resident(at) {
+                let stamp = self.tiers[flight.from].span(at).stamp;
+                self.tiers[to].set_resident(at, &self.tree, part, |span| span.stamp = stamp);
+                arrived = true;
+            } else {
+                self.tiers[to].pool.release_ids(part);
+            }
+            if !ok && Some(to) == self.host {
+                let from = &mut self.tiers[flight.from];
+                from.change(at, node, Place::Tail, |span| span.stuck = true);
+            }
+        }
+        if arrived && Some(to) != self.host {
+            // The path was asked for, and children lie ahead of their parents.
+            let mut at = self.normal(flight.node, flight.end);
+            while !self.tree.node(at).is_root() {
+                self.tiers[to].refresh(at, self.tree.node(at), self.clock);
+                at = self.tree.node(at).parent;
+            }
+        }
+    }
+
+    /// The node in which the first `end` pages of the path of `at` end.
+    pub(crate) fn normal(&self, mut at: u32, end: u32) -> u32 {
+        while self.tree.node(at).depth >= end && !self.tree.node(at).is_root() {
+            at = self.tree.node(at).parent;
+        }
+        at
+    }
+
+    /// The same, cut so that it ends there exactly. `None` when no node is free for the cut.
+    pub(crate) fn node_ending(&mut self, at: u32, end: u32) -> Option<u32> {
+        let at = self.normal(at, end);
+        let node = self.tree.node(at);
+        if node.end() == end {
+            return Some(at);
+        }
+        let keep = end - node.depth;
+        self.split(at, keep)
+    }
+
+    /// The nodes of the path of `at` that cover pages `start..end`, from the root on.
+    pub(crate) fn nodes_between(&self, at: u32, start: u32, end: u32) -> Vec<u32> {
+        let mut nodes = Vec::new();
+        let mut at = self.normal(at, end);
+        while self.tree.node(at).depth >= start && !self.tree.node(at).is_root() {
+            nodes.push(at);
+            at = self.tree.node(at).parent;
+        }
+        nodes.reverse();
+        nodes
+    }
+
+    /// What a copy keeps: tier, and a span by its last node, its start and its end.
+    pub(crate) fn kept_by(&self, flight: &Flight) -> Vec<(usize, (u32, u32, u32))> {
+        let (path, depth) = flight.path;
+        let device = if Some(flight.to) == self.host {
+            flight.from
+        } else {
+            flight.to
+        };
+        let mut kept = vec![(device, (path, 0, depth))];
+        if Some(flight.from) == self.host && flight.is_under_way() {
+            kept.push((flight.from, (flight.node, flight.start, flight.end)));
+        }
+        kept
+    }
+
+    fn keep_span(&mut self, tier: usize, at: u32, start: u32, end: u32, keep: bool) {
+        for at in self.nodes_between(at, start, end) {
+            let node = self.tree.node(at);
+            self.tiers[tier].change(at, node, Place::Tail, |span| {
+                span.busy = if keep { span.busy + 1 } else { span.busy - 1 };
+            });
+        }
+    }
+
+    fn keep_path(&mut self, tier: usize, at: u32, end: u32, keep: bool) {
+        self.keep_span(tier, at, 0, end, keep);
+    }
+}
