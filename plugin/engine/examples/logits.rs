@@ -7,6 +7,9 @@
 //! Only the tokens of the reference are used; the output is little-endian f32
 //! `[positions][vocab]`, sequence after sequence, each computed as one cold prefill.
 
+#[path = "../tests/support/reference.rs"]
+mod reference;
+
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +44,9 @@ fn main() -> Result<(), AnyError> {
     let mut backend = CpuBackend::new(Arc::new(model), &config, None)?;
     let mut sink = std::io::BufWriter::new(std::fs::File::create(out)?);
     let mut logits = Vec::new();
-    for tokens in sequences(&std::fs::read(reference)?)? {
+    let bytes = std::fs::read(reference)?;
+    for sequence in reference::read(&bytes).ok_or("not a reference file")? {
+        let tokens = sequence.tokens;
         logits.clear();
         let len = u32::try_from(tokens.len())?;
         let pages: Vec<PageId> = (1..=len.div_ceil(16)).map(PageId::new).collect();
@@ -57,39 +62,4 @@ fn main() -> Result<(), AnyError> {
         sink.write_all(bytemuck::cast_slice(&logits))?;
     }
     Ok(sink.flush()?)
-}
-
-/// The token lists of a reference file (`tests/reference/make_reference.py`).
-fn sequences(bytes: &[u8]) -> Result<Vec<Vec<u32>>, AnyError> {
-    let mut rest = bytes
-        .strip_prefix(b"RSREF1\0\0")
-        .ok_or("not a reference file")?;
-    let mut take = |count: usize| -> Result<&[u8], AnyError> {
-        let (head, tail) = rest
-            .split_at_checked(count)
-            .ok_or("the reference is cut off")?;
-        rest = tail;
-        Ok(head)
-    };
-    let number = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .rev()
-            .fold(0_usize, |n, &b| n << 8 | usize::from(b))
-    };
-    let count = number(take(4)?);
-    let top = number(take(4)?);
-    let mut all = Vec::new();
-    for _ in 0..count {
-        let len = number(take(4)?);
-        let tokens = take(len * 2)?;
-        all.push(
-            tokens
-                .chunks_exact(2)
-                .map(|two| u32::try_from(number(two)))
-                .collect::<Result<_, _>>()?,
-        );
-        take(len * (4 + top * 6))?;
-    }
-    Ok(all)
 }

@@ -1,0 +1,68 @@
+//! Reader of reference files (`tests/reference/make_reference.py` says what is in them).
+#![allow(dead_code, reason = "each user needs its own part")]
+
+/// One sequence of a reference.
+pub struct Sequence {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What the reference says of each position.
+    pub rows: Vec<Row>,
+}
+
+/// The reference's logits after one position.
+pub struct Row {
+    /// Logarithm of the sum of exponentials of all logits.
+    pub log_sum_exp: f32,
+    /// The largest logits with their tokens, largest first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// All sequences of a file; None where it is not one.
+pub fn read(bytes: &[u8]) -> Option<Vec<Sequence>> {
+    let mut rest = bytes.strip_prefix(b"RSREF1\0\0")?;
+    let sequences = number(take(&mut rest, 4)?);
+    let top = number(take(&mut rest, 4)?) as usize;
+    let mut all = Vec::new();
+    for _ in 0..sequences {
+        let len = number(take(&mut rest, 4)?) as usize;
+        let tokens = take(&mut rest, len * 2)?
+            .chunks_exact(2)
+            .map(number)
+            .collect();
+        let rows = (0..len)
+            .map(|_| row(&mut rest, top))
+            .collect::<Option<_>>()?;
+        all.push(Sequence { tokens, rows });
+    }
+    rest.is_empty().then_some(all)
+}
+
+fn row(rest: &mut &[u8], top: usize) -> Option<Row> {
+    let log_sum_exp = float(take(rest, 4)?)?;
+    let mut best = Vec::with_capacity(top);
+    for _ in 0..top {
+        let token = number(take(rest, 2)?);
+        best.push((token, float(take(rest, 4)?)?));
+    }
+    Some(Row {
+        log_sum_exp,
+        top: best,
+    })
+}
+
+fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (head, tail) = rest.split_at_checked(count)?;
+    *rest = tail;
+    Some(head)
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |n, &byte| n << 8 | u32::from(byte))
+}
+
+fn float(bytes: &[u8]) -> Option<f32> {
+    bytes.try_into().ok().map(f32::from_le_bytes)
+}
