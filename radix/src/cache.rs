@@ -12,6 +12,7 @@
 //! root, and only nodes without a resident child are evicted.
 
 use crate::copies::Flights;
+use crate::event::Events;
 use crate::namespace::Namespaces;
 use crate::node::Node;
 use crate::order::Ranking;
@@ -19,7 +20,7 @@ use crate::pin::Pins;
 use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
-    CacheConfig, CacheError, CacheStats, FlushRefused, Key, KvEvent, Lease, Match, NamespaceId,
+    CacheConfig, CacheError, CacheStats, FlushRefused, Key, Lease, Match, NamespaceId,
     NamespaceKey, Probe, Token, WritePolicy,
 };
 use rootstock_memory::{Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
@@ -38,6 +39,8 @@ pub struct PrefixCache {
     pub(crate) max_copies: usize,
     pub(crate) layers: u16,
     pub(crate) pins_yielded: u64,
+    /// Only with `max_events`.
+    pub(crate) events: Option<Events>,
     pub(crate) namespaces: Namespaces,
     /// Counts uses; recency is this number.
     pub(crate) clock: u64,
@@ -101,6 +104,7 @@ impl PrefixCache {
             max_copies: config.max_copies as usize,
             layers: config.layers,
             pins_yielded: 0,
+            events: (config.max_events > 0).then(|| Events::new(config.max_events)),
             namespaces: Namespaces::new(config.max_namespaces),
             clock: 0,
             leases: 0,
@@ -286,6 +290,7 @@ impl PrefixCache {
         while let Some(&at) = self.pins.by_node.keys().next() {
             self.unpin(at);
         }
+        let events = self.events.take();
         for tier in 0..self.tiers.len() {
             while let Some(first) = self.tiers[tier].first() {
                 self.drop_from(tier, first);
@@ -295,11 +300,10 @@ impl PrefixCache {
                 "without leases everything can go"
             );
         }
+        self.events = events;
+        self.tell_cleared();
         Ok(())
     }
-
-    /// Appends the events since the last call.
-    pub fn drain_events(&mut self, _out: &mut Vec<KvEvent>) {}
 
     /// Counts.
     pub fn stats(&self) -> CacheStats {

@@ -64,6 +64,8 @@ pub struct CacheConfig {
     pub max_nodes: u32,
     /// Most copies under way.
     pub max_copies: u32,
+    /// Most events that wait to be fetched; 0 makes none and costs nothing.
+    pub max_events: u32,
     /// Most namespaces with cached or leased pages at a time.
     pub max_namespaces: u32,
 }
@@ -82,6 +84,7 @@ impl Default for CacheConfig {
             hash_seed: 0x5eed,
             max_nodes: 1 << 20,
             max_copies: 64,
+            max_events: 0,
             max_namespaces: 4096,
         }
     }
@@ -143,6 +146,7 @@ impl CacheConfig {
             ),
             ("host_pages", u64::from(self.host_pages), 0, PAGES_MAX),
             ("max_copies", u64::from(self.max_copies), 1, 1 << 15),
+            ("max_events", u64::from(self.max_events), 0, 1 << 24),
             ("max_nodes", u64::from(self.max_nodes), 1, 1 << 30),
             ("max_namespaces", u64::from(self.max_namespaces), 1, 1 << 24),
         ];

@@ -359,9 +359,11 @@ impl PrefixCache {
         for at in self.nodes_between(flight.node, flight.start, flight.end) {
             let node = self.tree.node(at);
             let first = (node.depth - flight.start) as usize;
-            let part = &ids[first..first + node.pages as usize];
+            let node_pages = node.pages;
+            let part = &ids[first..first + node_pages as usize];
             self.tiers[to].change(at, node, Place::Tail, |span| span.incoming = false);
-            if ok && !self.tiers[to].is_resident(at) {
+            let landed = ok && !self.tiers[to].is_resident(at);
+            if landed {
                 let stamp = self.tiers[flight.from].span(at).stamp;
                 self.tiers[to].set_resident(at, &self.tree, part, |span| span.stamp = stamp);
                 arrived = true;
@@ -371,6 +373,9 @@ impl PrefixCache {
             if !ok && Some(to) == self.host {
                 let from = &mut self.tiers[flight.from];
                 from.change(at, node, Place::Tail, |span| span.stuck = true);
+            }
+            if landed {
+                self.tell_stored(to, at, node_pages);
             }
         }
         if arrived && Some(to) != self.host {

@@ -85,6 +85,7 @@ impl PrefixCache {
                 self.settle_duplicates(lease, child, pages, work);
             } else {
                 self.tiers[tier].place(child, &self.tree, pages);
+                self.tell_stored(tier, child, common);
                 lease.own_from = lease.own_from.min(lease.pages);
                 work.done.inserted_pages += common;
             }
@@ -137,6 +138,9 @@ impl PrefixCache {
         } else {
             return;
         }
+        let end = self.normal(lease.node, lease.pages + count);
+        self.hash_pages(end, count);
+        self.tell_stored(tier, end, count);
         lease.own_from = lease.own_from.min(lease.pages);
         lease.pages += count;
         work.done.inserted_pages += count;

@@ -2,6 +2,7 @@
 //! oldest namespace that holds nothing gives its slot away. Its id is never used again, so a
 //! request that still has it misses instead of meeting foreign KV.
 
+use crate::event::namespace_seed;
 use crate::{CacheError, NamespaceId, NamespaceKey};
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ struct Entry {
     root: u32,
     /// `None` for a namespace that outlived its name.
     key: Option<NamespaceKey>,
+    seed: u64,
 }
 
 /// All namespaces.
@@ -19,6 +21,7 @@ pub(crate) struct Namespaces {
     slots: Vec<Option<Entry>>,
     generations: Vec<u32>,
     by_key: BTreeMap<NamespaceKey, NamespaceId>,
+    by_root: BTreeMap<u32, u32>,
     free: Vec<u32>,
     /// Where the search for an unused one goes on.
     hand: usize,
@@ -31,6 +34,7 @@ impl Namespaces {
             slots: Vec::new(),
             generations: Vec::new(),
             by_key: BTreeMap::new(),
+            by_root: BTreeMap::new(),
             free: Vec::new(),
             hand: 0,
             limit,
@@ -49,6 +53,22 @@ impl Namespaces {
     pub(crate) fn root(&self, id: NamespaceId) -> Option<u32> {
         let entry = self.slots.get(id.slot())?.as_ref()?;
         (entry.generation == id.generation()).then_some(entry.root)
+    }
+
+    /// The namespace of a root.
+    pub(crate) fn id_of(&self, root: u32) -> Option<NamespaceId> {
+        let slot = self.by_root.get(&root)?;
+        let entry = self.slots[*slot as usize].as_ref()?;
+        Some(NamespaceId::new(*slot, entry.generation))
+    }
+
+    /// Seed of the hashes below a root.
+    pub(crate) fn seed_of(&self, root: u32) -> u64 {
+        let entry = self
+            .by_root
+            .get(&root)
+            .and_then(|&slot| self.slots[slot as usize].as_ref());
+        entry.map_or(0, |entry| entry.seed)
     }
 
     pub(crate) fn roots(&self) -> impl Iterator<Item = u32> {
@@ -79,6 +99,7 @@ impl Namespaces {
         let entry = self.slots[slot as usize]
             .take()
             .expect("the slot is in use");
+        self.by_root.remove(&entry.root);
         if let Some(key) = entry.key {
             self.by_key.remove(&key);
         }
@@ -101,11 +122,16 @@ impl Namespaces {
         if let Some(key) = &key {
             self.by_key.insert(key.clone(), id);
         }
+        // A nameless namespace is unlike every other one.
+        let seed = key.as_ref().map_or(id.get(), namespace_seed);
+        let generation = *generation;
         self.slots[slot as usize] = Some(Entry {
-            generation: *generation,
+            generation,
             root,
             key,
+            seed,
         });
+        self.by_root.insert(root, slot);
         id
     }
 

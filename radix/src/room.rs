@@ -228,6 +228,7 @@ impl PrefixCache {
         let keep = self.tree.node(at).pages.saturating_sub(missing);
         if keep > 0 && self.tree.node(at).is_leaf() && self.only_in(tier, at) && !self.is_pinned(at)
         {
+            self.tell_removed(tier, at, keep);
             let freed = self.tiers[tier].free_tail(at, self.tree.node(at), keep);
             self.tree.truncate(at, keep);
             return freed;
@@ -242,6 +243,7 @@ impl PrefixCache {
     /// Frees what a candidate has in a tier, and removes it when that was its last place, with
     /// what only host still has below it.
     pub(crate) fn drop_from(&mut self, tier: usize, at: u32) -> u32 {
+        self.tell_removed(tier, at, 0);
         let freed = self.tiers[tier].vacate(at, &self.tree);
         if self.tiers.iter().any(|tier| tier.is_resident(at)) {
             return freed;
@@ -258,6 +260,7 @@ impl PrefixCache {
             if let Some(host) = self.host
                 && self.tiers[host].is_resident(last)
             {
+                self.tell_removed(host, last, 0);
                 let lost = self.tiers[host].vacate(last, &self.tree);
                 self.tiers[host].evicted_pages += u64::from(lost);
             }

@@ -66,6 +66,14 @@ impl Tree {
         self.roots
     }
 
+    /// The root above `at`.
+    pub(crate) fn root_of(&self, mut at: u32) -> u32 {
+        while !self.node(at).is_root() {
+            at = self.node(at).parent;
+        }
+        at
+    }
+
     /// The tokens of the edge of `node`.
     pub(crate) fn edge(&self, node: &Node) -> &[Token] {
         let start = node.start as usize * self.page_tokens;
@@ -211,9 +219,8 @@ impl Tree {
         upper
     }
 
-    /// Drops all but the first `keep` pages of a leaf's edge. Returns its run and the length that
-    /// the run keeps, in pages.
-    pub(crate) fn truncate(&mut self, at: u32, keep: u32) -> (u32, u32) {
+    /// Drops all but the first `keep` pages of a leaf's edge.
+    pub(crate) fn truncate(&mut self, at: u32, keep: u32) {
         let node = self.node_mut(at);
         assert!(
             node.is_leaf() && keep > 0 && keep <= node.pages,
@@ -222,12 +229,10 @@ impl Tree {
         node.pages = keep;
         let (run, end) = (node.run, node.start + keep);
         self.shorten(run, end);
-        (run, end)
     }
 
-    /// Removes a leaf. Returns its run and the length that the run keeps, in pages; the run is
-    /// gone when that is 0.
-    pub(crate) fn remove(&mut self, at: u32) -> (u32, u32) {
+    /// Removes a leaf, with what its run holds of it.
+    pub(crate) fn remove(&mut self, at: u32) {
         assert!(
             self.node(at).is_leaf() && !self.node(at).is_root(),
             "only a leaf is removed"
@@ -240,7 +245,6 @@ impl Tree {
         } else {
             self.shorten(node.run, node.start);
         }
-        (node.run, node.start)
     }
 
     /// Removes a root without children.

@@ -5,7 +5,7 @@
 mod host;
 
 use host::{DEVICE, Host, R0};
-use rootstock_memory::{CopyClass, CopyDone, CopyPlan, TierId};
+use rootstock_memory::{CopyClass, CopyDone, CopyPlan, PageId, TierId};
 use rootstock_radix::{
     ActReason, Action, CacheConfig, Fate, Key, NamespaceId, Outcome, Target, TenantId, Token, Ttl,
     WritePolicy,
@@ -55,6 +55,28 @@ fn room(host: &mut Host, n: u32) -> u32 {
         assert!(settle(host, true) > 0);
     }
     unreachable!("no room after ten rounds of copies");
+}
+
+/// Other traffic evicts what it can, while a copy reads `sources`.
+fn evict_hard(host: &mut Host, sources: &[PageId]) {
+    for _ in 0..5 {
+        for tier in [DEVICE, TierId::Host] {
+            if let Ok(room) = host.cache.make_room(tier, 4, host.now) {
+                host.plans.extend(room.copies);
+            }
+        }
+        host.cache.check().unwrap();
+        for other in copies(host) {
+            assert!(other.to.1.iter().all(|id| !sources.contains(id)));
+            host.cache.copy_done(
+                CopyDone {
+                    id: other.id,
+                    ok: true,
+                },
+                host.now,
+            );
+        }
+    }
 }
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<Token> {
@@ -176,25 +198,7 @@ fn host_pages_are_safe_from_being_chosen_until_the_copy_back_is_acknowledged() {
         };
         let sources: Vec<_> = plan.from.1.to_vec();
         if late {
-            // Other traffic evicts hard meanwhile.
-            for _ in 0..5 {
-                for tier in [DEVICE, TierId::Host] {
-                    if let Ok(room) = host.cache.make_room(tier, 4, host.now) {
-                        host.plans.extend(room.copies);
-                    }
-                }
-                host.cache.check().unwrap();
-                for other in copies(&mut host) {
-                    assert!(other.to.1.iter().all(|id| !sources.contains(id)));
-                    host.cache.copy_done(
-                        CopyDone {
-                            id: other.id,
-                            ok: true,
-                        },
-                        host.now,
-                    );
-                }
-            }
+            evict_hard(&mut host, &sources);
         }
         let mut lease = Some(lease);
         if abort {

@@ -17,11 +17,12 @@ mod random;
 use random::{Random, number};
 use rootstock_memory::{CopyDone, CopyPlan, PageId, Pages, ReplicaId, StepId, TierId};
 use rootstock_radix::{
-    Action, CacheConfig, Dedup, Fate, Key, Lease, NamespaceId, NamespaceKey, PolicyKind,
-    PrefixCache, SpanMeta, Target, TenantId, Token, Ttl, WritePolicy,
+    Action, CacheConfig, Dedup, EventTier, Fate, Key, KvEvent, Lease, NamespaceId, NamespaceKey,
+    PolicyKind, PrefixCache, SpanMeta, Target, TenantId, Token, Ttl, WritePolicy,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const WORLD_OPS: u64 = 400;
 const REQUEST_PAGES: usize = 6;
@@ -48,6 +49,8 @@ struct World {
     steps: u64,
     now: u64,
     promoted: u64,
+    /// What a consumer of the events believes.
+    told: BTreeMap<EventTier, BTreeSet<u64>>,
 }
 
 impl World {
@@ -86,6 +89,7 @@ impl World {
                 1 << 20
             },
             max_copies: if random.below(4) == 0 { 1 } else { 64 },
+            max_events: if random.below(2) == 0 { 1 << 20 } else { 0 },
             ..CacheConfig::default()
         };
         let mut cache = PrefixCache::new(&config).unwrap();
@@ -108,6 +112,7 @@ impl World {
             steps: 0,
             now: 1,
             promoted: 0,
+            told: BTreeMap::new(),
         }
     }
 
@@ -380,6 +385,7 @@ impl World {
         self.cache.drain_copies(&mut plans);
         self.submit(plans);
         self.cache.check().unwrap();
+        self.listen();
         let stats = self.cache.stats();
         assert_eq!((stats.stray_releases, stats.copies_stray), (0, 0));
         assert_eq!(stats.copies_under_way as usize, self.copies.len());
@@ -397,6 +403,30 @@ impl World {
                     Some(expected),
                     "bytes of a lease"
                 );
+            }
+        }
+    }
+
+    /// A consumer that applies the events has what a dump of the tree says, after every call.
+    fn listen(&mut self) {
+        let (mut events, mut dump) = (Vec::new(), Vec::new());
+        self.cache.drain_events(&mut events);
+        for event in events {
+            hear(&mut self.told, event);
+        }
+        self.cache.dump_events(&mut dump);
+        let mut cached = BTreeMap::new();
+        dump.into_iter().for_each(|event| hear(&mut cached, event));
+        self.told.retain(|_, hashes| !hashes.is_empty());
+        assert_eq!(self.told, cached, "what was told is what is cached");
+        if self.config.max_events > 0 {
+            let count = |tier| self.told.get(&tier).map_or(0, BTreeSet::len) as u32;
+            for tier in self.cache.stats().tiers {
+                let id = match tier.tier {
+                    TierId::Device(replica) => EventTier::Device(replica),
+                    TierId::Host | TierId::Storage => EventTier::Host,
+                };
+                assert_eq!(count(id), tier.evictable + tier.leased);
             }
         }
     }
@@ -451,6 +481,47 @@ impl World {
             assert_eq!(tier.free, tier.total);
         }
         self.promoted
+    }
+}
+
+/// Applies an event. Nothing is stored twice, nothing is removed that is not there, and a page
+/// comes after the one before it, hashed as documented.
+fn hear(told: &mut BTreeMap<EventTier, BTreeSet<u64>>, event: KvEvent) {
+    match event {
+        KvEvent::Stored {
+            tier,
+            mut parent,
+            pages,
+            ..
+        } => {
+            let known = |hash: &u64| told.values().any(|hashes| hashes.contains(hash));
+            assert!(
+                parent.as_ref().is_none_or(known),
+                "a parent was not announced"
+            );
+            for page in pages {
+                let mut bytes = parent.map_or(Vec::new(), |parent| parent.to_le_bytes().to_vec());
+                bytes.extend(page.local_hash.to_le_bytes());
+                let chained = match parent {
+                    None => page.local_hash,
+                    Some(_) => xxh3_64_with_seed(&bytes, 1337),
+                };
+                assert_eq!(page.sequence_hash, chained);
+                assert!(
+                    told.entry(tier).or_default().insert(chained),
+                    "stored twice"
+                );
+                parent = Some(chained);
+            }
+        }
+        KvEvent::Removed { tier, hashes } => {
+            let here = told.entry(tier).or_default();
+            hashes
+                .iter()
+                .for_each(|hash| assert!(here.remove(hash), "removed what is not there"));
+        }
+        KvEvent::Cleared { tier } => told.entry(tier).or_default().clear(),
+        KvEvent::Gap { .. } | _ => unreachable!("the log is large enough"),
     }
 }
 
