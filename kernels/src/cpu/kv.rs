@@ -145,6 +145,48 @@ pub(crate) struct KvPlace {
     pub(crate) head: u32,
 }
 
+/// Offsets of one head's vectors at ascending positions of a row; looks at the page table once
+/// a page.
+pub(crate) struct KvWalk<'a> {
+    view: &'a KvView<'a>,
+    row: &'a KvRow<'a>,
+    place: KvPlace,
+    offset: usize,
+    /// Slots left on the page at `offset`.
+    left: u32,
+}
+
+impl<'a> KvWalk<'a> {
+    /// A walk that starts at `place`.
+    pub(crate) fn new(view: &'a KvView<'a>, row: &'a KvRow<'a>, place: KvPlace) -> Self {
+        Self {
+            view,
+            row,
+            place,
+            offset: 0,
+            left: 0,
+        }
+    }
+
+    /// The offset at the current position; the next call is one position on.
+    ///
+    /// # Panics
+    /// Past the end of the page table.
+    #[inline(always)]
+    pub(crate) fn step(&mut self) -> usize {
+        if self.left == 0 {
+            let page_tokens = self.view.layout.page_tokens();
+            self.offset = self.view.offset(self.row, self.place);
+            self.left = page_tokens - self.place.position % page_tokens;
+        }
+        let offset = self.offset;
+        self.offset += self.view.layout.slot_stride();
+        self.left -= 1;
+        self.place.position += 1;
+        offset
+    }
+}
+
 /// Refuses head dimensions that no kernel computes.
 pub(crate) fn check_head_dim(head_dim: u32) -> Result<(), KernelError> {
     let (multiple, max) = (HEAD_DIM_MULTIPLE as u32, HEAD_DIM_MAX as u32);

@@ -15,7 +15,7 @@
 use rootstock_memory::KvSide;
 
 use super::TaskKernel;
-use crate::cpu::kv::{Elements, KvPlace};
+use crate::cpu::kv::{Elements, KvPlace, KvWalk};
 use crate::cpu::lanes::{LANES, Lanes, Line, exp};
 
 /// Keys of a block.
@@ -32,7 +32,7 @@ const QUERIES: usize = 6;
 pub(crate) struct Workspace {
     /// `[16 keys][head_dim]`, a line holding one dimension of 16 keys.
     keys: Vec<Line>,
-    /// `[key][head_dim / 16]`.
+    /// `[head_dim / 16][key]`, a line holding 16 dimensions of a key.
     values: Vec<Line>,
     /// `[query][head_dim]`, scaled.
     q: Vec<f32>,
@@ -56,7 +56,7 @@ struct Block {
     keys: usize,
 }
 
-impl TaskKernel<'_> {
+impl<'a> TaskKernel<'a> {
     #[inline(always)]
     pub(super) fn blocked<L: Lanes>(mut self, l: L) {
         let queries = self.queries();
@@ -156,23 +156,32 @@ impl TaskKernel<'_> {
     fn widen_from<L: Lanes, S: Source>(&mut self, l: L, block: Block, source: S) {
         let head_dim = self.head_dim();
         let head_lines = head_dim / LANES;
-        let end = self.position(self.queries() - 1) + 1;
+        let value_offset = self.args.kv.layout().side_stride();
+        let ahead = block.start.saturating_add(BLOCK as u32);
+        let mut keys_ahead = (self.position(self.queries() - 1) + 1).saturating_sub(ahead);
+        let (mut walk, mut walk_ahead) = (self.walk(block.start), self.walk(ahead));
+        // Rows past the last key keep what they had: their scores are never used.
+        let mut square = [[0.0; LANES]; LANES];
         for first in (0..block.keys).step_by(LANES) {
             let count = LANES.min(block.keys - first);
             let mut offsets = [0; LANES];
             for (key, offset) in (first..first + count).zip(&mut offsets) {
-                let position = block.start + key as u32;
-                *offset = self.place(position, KvSide::K);
-                let from = self.place(position, KvSide::V);
-                self.ask_for(l, source, position + BLOCK as u32, end);
-                let to = &mut self.workspace.values[key * head_lines..][..head_lines];
-                for (index, to) in to.iter_mut().enumerate() {
+                *offset = walk.step();
+                let from = *offset + value_offset;
+                let to = self.workspace.values[key..].iter_mut().step_by(BLOCK);
+                for (index, to) in to.take(head_lines).enumerate() {
                     l.store(source.load(l, from + index * LANES), to);
+                }
+                // Pages lie far apart, so the processor does not foresee the next one.
+                if keys_ahead > 0 {
+                    keys_ahead -= 1;
+                    let at = walk_ahead.step();
+                    source.prefetch(l, at, head_dim);
+                    source.prefetch(l, at + value_offset, head_dim);
                 }
             }
             let keys = &mut self.workspace.keys[first / LANES * head_dim..][..head_dim];
             for (index, out) in keys.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                let mut square = [[0.0; LANES]; LANES];
                 for (offset, row) in offsets[..count].iter().zip(&mut square) {
                     l.store(source.load(l, offset + index * LANES), row);
                 }
@@ -181,28 +190,16 @@ impl TaskKernel<'_> {
         }
     }
 
-    /// Asks for the key and value of a position, unless it is past the end: pages lie far apart,
-    /// so the processor does not foresee them.
+    /// Walks over the keys of the task's head, from a position on.
     #[inline(always)]
-    fn ask_for<L: Lanes, S: Source>(&self, l: L, source: S, position: u32, end: u32) {
-        if position < end {
-            for side in [KvSide::K, KvSide::V] {
-                let at = self.place(position, side);
-                source.prefetch(l, at, self.head_dim());
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn place(&self, position: u32, side: KvSide) -> usize {
-        let head = self.task.kv_head;
+    fn walk(&self, position: u32) -> KvWalk<'a> {
         let place = KvPlace {
             position,
             layer: self.args.layer,
-            side,
-            head,
+            side: KvSide::K,
+            head: self.task.kv_head,
         };
-        self.args.kv.offset(self.row(), place)
+        KvWalk::new(self.args.kv, self.row(), place)
     }
 
     /// One block for `MB` queries, all of which attend to its first key.
@@ -268,8 +265,8 @@ impl TaskKernel<'_> {
                 let so_far = &self.output(query + i).as_chunks::<LANES>().0[line];
                 *sums = l.mul(l.load(so_far), *sums);
             }
-            let values = &self.workspace.values[line..];
-            for (key, value) in values.iter().step_by(head_lines).take(common).enumerate() {
+            let values = &self.workspace.values[line * BLOCK..][..BLOCK];
+            for (key, value) in values[..common].iter().enumerate() {
                 let value = l.load(value);
                 for i in 0..MB {
                     sums[i] = l.mul_add(l.splat(weights[i][key]), value, sums[i]);
@@ -277,7 +274,7 @@ impl TaskKernel<'_> {
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 for key in common..limits[i] {
-                    let value = l.load(&values[key * head_lines]);
+                    let value = l.load(&values[key]);
                     *sums = l.mul_add(l.splat(weights[i][key]), value, *sums);
                 }
                 l.store(
