@@ -14,7 +14,7 @@
 //! drain_emits               -> what callers hear; drain after each call that may emit
 //! ```
 
-use rootstock_memory::{CopyDone, Nanos, ReplicaId, StepId};
+use rootstock_memory::{CopyDone, CopyId, Nanos, ReplicaId, StepId};
 use rootstock_radix::{
     Action, CacheError, CacheStats, Corruption, FlushRefused, Key, KvEvent, NamespaceId,
     NamespaceKey, Outcome, PrefixCache, Probe, TenantId,
@@ -24,9 +24,13 @@ use rootstock_scheduler::{
     StepPlan,
 };
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use crate::config::{ConfigError, CoreConfig};
 use crate::journal::{Entry, Journal, JournalStats};
+
+/// Copies that a dropped core gives up at most, should giving up begin new ones for ever.
+const COPIES_GIVEN_UP_MAX: usize = 1 << 20;
 
 /// Cache and schedulers of one process.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub struct ServingCore {
     cache: PrefixCache,
     schedulers: Vec<Scheduler>,
     emits: Vec<Emit>,
+    /// Copies that plans have carried out and nobody has acknowledged.
+    copies_out: BTreeSet<CopyId>,
     /// Latest time seen.
     latest: Nanos,
     journal: Option<Journal>,
@@ -69,6 +75,7 @@ impl ServingCore {
             cache,
             schedulers,
             emits: Vec::new(),
+            copies_out: BTreeSet::new(),
             latest: 0,
             journal: None,
         })
@@ -148,14 +155,22 @@ impl ServingCore {
         ended
     }
 
-    /// The next step of a replica; None when there is nothing to compute now, when as many plans
+    /// The next step of a replica. Its `copies` include those that the cache began by itself (write
+    /// through, pins); acknowledge each by [`ServingCore::copy_done`].
+    ///
+    /// None when there is nothing to compute now, when as many plans
     /// are out as may be, or when there is no such replica.
     pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
         self.input(now, || Entry::Schedule(replica, now));
         let before = self.emits.len();
         let scheduler = self.schedulers.get_mut(replica_index(replica));
-        let plan = scheduler
+        let mut plan = scheduler
             .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
+        if let Some(plan) = &mut plan {
+            self.cache.drain_copies(&mut plan.copies);
+            self.copies_out
+                .extend(plan.copies.iter().map(|copy| copy.id));
+        }
         self.heard(before);
         if let Some(journal) = &mut self.journal {
             journal.record_plan(plan.as_ref());
@@ -190,6 +205,7 @@ impl ServingCore {
     /// Takes the acknowledgement of a copy.
     pub fn copy_done(&mut self, done: CopyDone, now: Nanos) {
         self.input(now, || Entry::CopyDone(done, now));
+        self.copies_out.remove(&done.id);
         self.cache.copy_done(done, now);
     }
 
@@ -263,9 +279,9 @@ impl ServingCore {
             .try_for_each(|scheduler| scheduler.check(&self.cache))
     }
 
-    /// Recounts everything, and when no request is live also the idle law: nothing is leased, held
-    /// or in transit. For a server to call when it has gone idle; a breach is to be reported, not
-    /// to be died of.
+    /// Recounts everything, and when no request is live and no copy is under way also the idle law:
+    /// nothing is leased or held. For a server to call when it has gone idle; a breach is to be
+    /// reported, not to be died of.
     ///
     /// # Errors
     /// The first thing that does not add up.
@@ -274,11 +290,11 @@ impl ServingCore {
         if !self.is_idle() {
             return Ok(());
         }
-        let stats = self.cache.stats();
-        let busy = stats
-            .tiers
-            .iter()
-            .find(|tier| tier.leased + tier.held + tier.in_transit > 0);
+        let tiers = self.cache.stats().tiers;
+        if tiers.iter().any(|tier| tier.in_transit > 0) {
+            return Ok(());
+        }
+        let busy = tiers.iter().find(|tier| tier.leased + tier.held > 0);
         if let Some(busy) = busy {
             let detail = format!("no request is live, yet pages are in use: {busy:?}");
             return Err(Corruption::new("serving core", detail));
@@ -331,10 +347,24 @@ impl ServingCore {
 }
 
 impl Drop for ServingCore {
-    /// Gives everything back, so that dropping a core with requests running is in order.
+    /// Gives everything back, so that dropping a core with requests running, or with copies under
+    /// way, is in order.
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.end_all_unrecorded(self.latest);
+        if std::thread::panicking() {
+            return;
+        }
+        let now = self.latest;
+        self.end_all_unrecorded(now);
+        // Each round gives up one copy; what it lets the cache begin instead is given up as well.
+        let mut waiting = Vec::new();
+        for _ in 0..COPIES_GIVEN_UP_MAX {
+            self.cache.drain_copies(&mut waiting);
+            self.copies_out
+                .extend(waiting.drain(..).map(|copy| copy.id));
+            let Some(id) = self.copies_out.pop_first() else {
+                return;
+            };
+            self.cache.copy_done(CopyDone { id, ok: false }, now);
         }
     }
 }

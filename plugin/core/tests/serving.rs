@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 
 use rootstock::hints::Ceiling;
-use rootstock::memory::{Nanos, ReplicaId, StepId};
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
+use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, TierId};
+use rootstock::radix::{
+    CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token, WritePolicy,
+};
 use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
     SchedulerConfig, StepOutput, StepPlan,
@@ -349,4 +351,48 @@ fn a_flush_empties_everything_or_changes_nothing() {
     core.check_idle().expect("nothing in use");
     let tier = core.stats().cache.tiers[0];
     assert_eq!((tier.free, tier.evictable), (tier.total, 0));
+}
+
+#[test]
+fn copies_that_the_cache_begins_by_itself_come_out_with_the_next_plan() {
+    let mut config = config(vec![32]);
+    config.cache.host_pages = 32;
+    config.cache.write_policy = WritePolicy::Through;
+    let mut core = ServingCore::new(config).expect("a sound configuration");
+    let ns = core.namespace(&key("m", None, None)).expect("a namespace");
+    let (mut now, mut copied) = (1, 0);
+    // What the first computed goes to host when it ends, with a plan of the second.
+    for first in [0, 100] {
+        admit(
+            &mut core,
+            request(ns, (first..first + 17).collect(), 0),
+            now,
+        );
+        while !core.is_idle() {
+            now += 1_000_000;
+            let plan = core.schedule(ReplicaId(0), now).expect("work is left");
+            for copy in &plan.copies {
+                assert_eq!(
+                    (copy.from.0, copy.to.0),
+                    (TierId::Device(ReplicaId(0)), TierId::Host)
+                );
+                copied += copy.to.1.len();
+                core.copy_done(
+                    CopyDone {
+                        id: copy.id,
+                        ok: true,
+                    },
+                    now,
+                );
+            }
+            let output = answer(&plan);
+            core.complete(ReplicaId(0), plan.id, &output, now);
+            core.check().expect("everything adds up");
+        }
+    }
+    assert_eq!(copied, 4, "the complete pages of the first");
+    let host = core.stats().cache.tiers.pop().expect("a host tier");
+    assert_eq!((host.tier, host.evictable), (TierId::Host, 4));
+    core.check_idle()
+        .expect("nothing in use but what the copies of the second hold");
 }

@@ -108,9 +108,30 @@ impl PlanHasher {
         }
         self.bytes.clear();
         for emit in emits {
-            self.value(emit);
+            self.emit(emit);
         }
         self.heard = xxh3_64_with_seed(&self.bytes, self.heard);
+    }
+
+    fn emit(&mut self, emit: &Emit) {
+        self.u64(emit.request().0);
+        self.u64(emit.label());
+        match emit {
+            // The one event that comes by the thousand.
+            Emit::Tokens {
+                request: _,
+                label: _,
+                tokens,
+                logprobs: None,
+            } => {
+                self.u32(0);
+                self.u32s(tokens);
+            }
+            Emit::Started { .. } | Emit::Tokens { .. } | Emit::Final { .. } => {
+                self.u32(1);
+                self.value(emit);
+            }
+        }
     }
 
     fn plan(&mut self, plan: &StepPlan) {
