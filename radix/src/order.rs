@@ -90,6 +90,15 @@ impl List {
         })
     }
 
+    /// From the youngest on.
+    fn iter_back(&self) -> impl Iterator<Item = u32> {
+        let last = self.ends.map(|(_, tail)| tail);
+        std::iter::successors(last, |&at| {
+            let prev = self.links[at as usize].prev;
+            (prev != NIL).then_some(prev)
+        })
+    }
+
     fn grow(&mut self, at: u32) {
         if self.links.len() <= at as usize {
             self.links.resize(at as usize + 1, Links::NONE);
@@ -154,7 +163,7 @@ pub(crate) enum Place {
     Tail,
     /// As the first to go, but behind the node named, which hangs below it.
     Front(Option<u32>),
-    /// Where its stamp says. Costs a search from the oldest.
+    /// Where its stamp says. Costs a search from the youngest.
     ByStamp,
 }
 
@@ -189,10 +198,9 @@ impl Order {
             Place::Front(below) => below,
             Place::ByStamp => {
                 let stamp = spans[at as usize].stamp;
-                let older = list
-                    .iter()
-                    .take_while(|&one| spans[one as usize].stamp <= stamp);
-                older.last()
+                // From the youngest on, so that it comes behind its children in any case: what
+                // was spent lies in front whatever its stamp.
+                list.iter_back().find(|&one| spans[one as usize].stamp <= stamp)
             }
         };
         list.insert(at, behind);
