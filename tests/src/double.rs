@@ -125,27 +125,17 @@ impl EngineDouble {
         self.truths.insert(id, truth);
     }
 
-    /// Takes a plan, and looks for pages that another step in flight still writes.
+    /// Takes a plan, and looks for pages that one step in flight writes and another names for
+    /// somebody else: steps may overlap on real devices.
     ///
     /// # Panics
     /// With more copies under way than it takes.
     pub fn launch(&mut self, plan: StepPlan) {
-        for row in &plan.rows {
-            let table = plan.row_pages(row);
-            for other in self.launched.iter().chain([&plan]) {
-                for writer in other.rows.iter().filter(|w| w.request != row.request) {
-                    let written = written_pages(other, writer, self.page_tokens);
-                    if let Some(page) = table.iter().find(|page| written.contains(page)) {
-                        self.finding.get_or_insert(format!(
-                            "page {} is in the table of request {} while step {} writes it for \
-                             request {}",
-                            page.get(),
-                            row.request.0,
-                            other.id.0,
-                            writer.request.0
-                        ));
-                    }
-                }
+        for other in self.launched.iter().chain([&plan]) {
+            let found = foreign_write(other, &plan, self.page_tokens)
+                .or_else(|| foreign_write(&plan, other, self.page_tokens));
+            if let Some(found) = found {
+                self.finding.get_or_insert(found);
             }
         }
         for copy in &plan.copies {
@@ -427,6 +417,32 @@ impl CopyEngine for EngineDouble {
             });
         }
     }
+}
+
+/// A page that a row of `writing` writes and a row of another request in `reading` names.
+fn foreign_write(writing: &StepPlan, reading: &StepPlan, page_tokens: u32) -> Option<String> {
+    for writer in &writing.rows {
+        let written = written_pages(writing, writer, page_tokens);
+        for reader in reading
+            .rows
+            .iter()
+            .filter(|row| row.request != writer.request)
+        {
+            let table = reading.row_pages(reader);
+            if let Some(page) = table.iter().find(|page| written.contains(page)) {
+                return Some(format!(
+                    "page {} is in the table of request {} in step {} and written for request {} \
+                     in step {}",
+                    page.get(),
+                    reader.request.0,
+                    reading.id.0,
+                    writer.request.0,
+                    writing.id.0
+                ));
+            }
+        }
+    }
+    None
 }
 
 /// Pages on which a row writes, guesses included.
