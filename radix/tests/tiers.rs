@@ -487,3 +487,20 @@ fn a_tenant_cannot_release_the_pin_of_another() {
     );
     assert_eq!(host.cache.stats().pinned_pages, 0);
 }
+
+/// The search for the place of an expired pin once stopped at a spent node that lies in front
+/// whatever its stamp, and put the pin before its own child.
+#[test]
+fn an_expired_pin_goes_behind_its_children_even_when_they_were_spent() {
+    let mut host = Host::of(1, 10);
+    host.insert(&[1, 2], 0);
+    let _ = host.cache.act(TENANT, &pin(host.ns, &[1, 2], 60), 0);
+    for spent in [&[1, 2, 3][..], &[9]] {
+        let lease = host.run(spent, 0);
+        host.finish(lease, Fate::Superseded);
+    }
+    host.cache.tick(61 * SECOND);
+    host.cache.check().unwrap();
+    assert!(host.evict(2));
+    assert_eq!((host.peek(&[1, 2, 3]), host.peek(&[9])), (2, 0));
+}
