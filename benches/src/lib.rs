@@ -1,1 +1,8 @@
 //! Benches and recorded figures.
+#![forbid(unsafe_code)]
+
+pub mod drive;
+pub mod fleet;
+pub mod python_random;
+pub mod trace;
+pub mod workload;
