@@ -1,5 +1,4 @@
 //! Dequantization against values written by the Python package gguf (`fixtures/make_blocks.py`).
-#![expect(clippy::unwrap_used, reason = "test code over a fixture of our own")]
 
 use rootstock_kernels::{GgmlType, dequantize};
 

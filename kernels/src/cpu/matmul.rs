@@ -29,7 +29,7 @@ const TASKS_PER_THREAD: usize = 4;
 const GROUP: usize = 4;
 
 /// Products below this many multiplications are not worth waking a thread for.
-const SERIAL_MACS: usize = 1 << 14;
+const SERIAL_MACS: usize = 1 << 17;
 
 /// Rows of `x` that one task quantizes.
 const QUANTIZE_ROWS: usize = 16;

@@ -178,9 +178,9 @@ fn dots4<L: Lanes, const MB: usize>(l: L, words: &[u8], x: Column<'_, MB>) -> [L
     for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
         let nibbles = l.bytes(word);
         let (low, high) = (l.low(nibbles), l.high(nibbles));
-        for i in 0..MB {
-            dots[i] = l.dot4(dots[i], low, x.row(i).word(group));
-            dots[i] = l.dot4(dots[i], high, x.row(i).word(4 + group));
+        for (i, dot) in dots.iter_mut().enumerate() {
+            *dot = l.dot4(*dot, low, x.row(i).word(group));
+            *dot = l.dot4(*dot, high, x.row(i).word(4 + group));
         }
     }
     dots
@@ -204,8 +204,8 @@ impl Q8_0 {
         let mut dots = [l.dot8_zero(); MB];
         for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
             let word = l.signed(word);
-            for i in 0..MB {
-                dots[i] = l.dot8(dots[i], word, x.row(i).word(group));
+            for (i, dot) in dots.iter_mut().enumerate() {
+                *dot = l.dot8(*dot, word, x.row(i).word(group));
             }
         }
         let d = l.rows_f16(scales);
