@@ -356,3 +356,22 @@ fn requests_that_wait_for_pages_age_only_while_they_wait() {
     world.run_dry();
     assert!([low, high, strict].iter().all(|&id| world.said_all(id)));
 }
+
+#[test]
+fn pages_that_the_newcomer_shares_with_a_victim_do_not_count_as_freed() {
+    let mut world = World::new(10, config(16));
+    let peer = world.submit(&prompt(2, 33), 12, 10);
+    let low = world.submit(&prompt(1, 96), 10, 0);
+    world.until_said(low, 2);
+    assert_eq!(world.available(), 0);
+    let mut tokens = prompt(1, 96);
+    tokens.extend(prompt(3, 40));
+    let high = world.submit(&tokens, 4, 10);
+    world.run_dry();
+    assert_eq!(
+        world.usage(low).preemptions,
+        0,
+        "it could have freed one page of three"
+    );
+    assert!([peer, low, high].iter().all(|&id| world.said_all(id)));
+}
