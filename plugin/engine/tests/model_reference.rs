@@ -123,7 +123,7 @@ fn the_fast_path_stays_close_to_the_float32_reference() {
     println!("{distance:?}");
     assert!(distance.positions >= 2000);
     let share = distance.same_best as f64 / distance.positions as f64;
-    assert!(share > 0.97, "top-1 {share}: {distance:?}");
+    assert!(share > 0.96, "top-1 {share}: {distance:?}");
     let kl = distance.kl / distance.positions as f64;
     assert!(kl < 5e-3, "mean KL {kl}: {distance:?}");
 }

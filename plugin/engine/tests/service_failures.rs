@@ -216,14 +216,19 @@ fn a_row_without_a_token_fails_only_its_own_request() {
 
 #[test]
 fn a_lost_backend_ends_every_request_and_readiness_says_so() {
-    let double = Double::new(|plan| {
+    let (seen_in, _seen) = flume::unbounded();
+    let (go, go_out) = flume::unbounded();
+    let mut double = Double::new(|plan| {
         let late = plan.rows.iter().any(|row| row.first_pos >= 8);
         if late { Act::Lose } else { Act::Answer }
     });
+    double.gate = Some((seen_in, go_out));
     let service = double.start();
     let tickets: Vec<Ticket> = (1..9)
         .map(|i| service.submit(Submission::new(vec![i; 5], 40)).unwrap())
         .collect();
+    // Only now may the first step end.
+    (0..100).for_each(|_| go.send(()).unwrap());
     for ticket in &tickets {
         assert_eq!(end(ticket).1, FAILED);
     }

@@ -227,6 +227,8 @@ fn a_dropped_ticket_aborts_its_request_and_the_pages_come_back() {
     let stats = service.stats();
     assert_eq!(stats.finished.aborted, 2);
     assert_eq!(stats.live, 0);
+    assert!(stats.idle_checks >= 1);
+    assert_eq!(stats.idle_breaches, 0, "the recount agrees");
 }
 
 #[test]

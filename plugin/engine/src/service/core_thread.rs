@@ -120,12 +120,19 @@ impl CoreThread {
             self.plan(now);
             self.deliver(now);
             self.publish(true);
-            if self.live.is_empty() {
+            if self.is_idle() && !self.when_idle.is_empty() {
+                self.check_idle();
+                self.publish(true);
                 for waiter in self.when_idle.drain(..) {
                     let _gave_up_waiting = waiter.try_send(());
                 }
             }
         }
+    }
+
+    /// No request is live and no step is under way.
+    fn is_idle(&self) -> bool {
+        self.live.is_empty() && self.ports.iter().all(|port| port.flying.is_empty())
     }
 
     /// The next message; None when only time has passed. Idle: blocks without a limit.
@@ -216,6 +223,10 @@ impl CoreThread {
         let answer = match admission {
             Ok(Admission::Admitted(request)) => {
                 self.stats.admitted += 1;
+                // A wish that came before the request was live has to be looked at again.
+                if control.wish().is_some() {
+                    self.shared.wishes.fetch_add(1, Ordering::AcqRel);
+                }
                 self.live.insert(label, Live::new(request, events, control));
                 Ok(())
             }
