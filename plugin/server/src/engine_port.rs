@@ -386,19 +386,25 @@ pub struct Piece {
     pub text: String,
     /// The stop string that ended the answer.
     pub stop: Option<String>,
+    /// The token is a stop token: the end of the answer, and no part of it.
+    pub is_end: bool,
 }
 
 impl TextStream {
     /// Takes one token.
     pub fn push(&mut self, token: Token) -> Piece {
         if self.stop_tokens.binary_search(&token).is_ok() {
-            return Piece::default();
+            return Piece {
+                is_end: true,
+                ..Piece::default()
+            };
         }
         let piece = self.stream.push(self.tokenizer.visible_bytes(token));
         let stop = piece.stop.and_then(|index| self.stops.get(index).cloned());
         Piece {
             text: piece.text.unwrap_or_default(),
             stop,
+            is_end: false,
         }
     }
 

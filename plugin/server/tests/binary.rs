@@ -95,10 +95,9 @@ impl Running {
     fn request(&self, path: &str, body: &str) -> BufReader<TcpStream> {
         let mut socket = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
-        );
+        let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {length}\r\n");
         socket.write_all(head.as_bytes()).unwrap();
+        socket.write_all(b"connection: close\r\n\r\n").unwrap();
         socket.write_all(body.as_bytes()).unwrap();
         BufReader::new(socket)
     }

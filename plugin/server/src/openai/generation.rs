@@ -376,7 +376,13 @@ impl Generation {
     fn close_all(&mut self, outcome: Outcome) {
         self.open = 0;
         for choice in &mut self.choices {
-            if choice.ticket.take().is_some() {
+            if let Some(ticket) = choice.ticket.take() {
+                // What was generated but not looked at any more counts as well.
+                for event in ticket.events().try_iter() {
+                    if let Event::Tokens { tokens, .. } = event {
+                        choice.usage.completion_tokens += count(&tokens);
+                    }
+                }
                 self.metrics
                     .ended(outcome, &choice.usage, choice.decode_seconds());
             }
@@ -407,7 +413,7 @@ struct Found {
 }
 
 impl Choice {
-    fn push(&mut self, token: TokenOut) -> Found {
+    fn push(&mut self, mut token: TokenOut) -> Found {
         let now = crate::clock::now();
         if self.first_token.is_none() {
             self.first_token = Some(now);
@@ -417,6 +423,10 @@ impl Choice {
         self.usage.completion_tokens += 1;
         self.ids.push(token.id);
         let piece = self.text.push(token.id);
+        if piece.is_end {
+            // Not part of the answer, so neither is its probability.
+            token.logprob = None;
+        }
         self.pending.push(token);
         Found {
             text: piece.text,
@@ -434,6 +444,10 @@ impl Choice {
             .filter(|tokens| *tokens > 0)?;
         Some((last.duration_since(first).as_secs_f64(), tokens))
     }
+}
+
+fn count(tokens: &[Token]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
 }
 
 fn nanos_since(from: Instant) -> u64 {

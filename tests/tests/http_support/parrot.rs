@@ -1,0 +1,244 @@
+//! A backend that repeats its prompt: what a request says after the last `~` (or all of it when
+//! there is none) comes back token by token, then the end token. Some bytes are orders:
+//! `^` fails the step, `` ` `` panics in it, `@` waits until the test opens the gate, and then is
+//! spoken like any other.
+//!
+//! It keeps the tokens themselves on the KV pages and reads them back through the page tables, so
+//! a wrong page changes the text.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+
+use rootstock::memory::{
+    CopyDone, CopyEngine, CopyPlan, Full, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId,
+};
+use rootstock::scheduler::{Logprobs, Row, RowInput, RowOut, StepOutput, StepPlan, TokenLogprob};
+use rootstock::{Backend, Caps, StepError};
+
+use super::tiny_model::{IM_END, VOCAB};
+
+const SAY: u32 = b'~' as u32;
+const FAIL: u32 = b'^' as u32;
+const PANIC: u32 = b'`' as u32;
+const HOLD: u32 = b'@' as u32;
+
+/// The test's side of a parrot.
+#[derive(Clone, Debug, Default)]
+pub struct Perch {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: bool,
+    holding: bool,
+    lost: bool,
+    /// Tokens drawn, by request.
+    drawn: BTreeMap<u64, u32>,
+    /// Prompt positions computed in all.
+    computed: u64,
+}
+
+impl Perch {
+    /// Lets steps at `@` go on, for good.
+    pub fn open(&self) {
+        self.inner.state.lock().unwrap().open = true;
+        self.inner.changed.notify_all();
+    }
+
+    /// Steps at `@` wait again.
+    pub fn close(&self) {
+        self.inner.state.lock().unwrap().open = false;
+    }
+
+    /// Waits until a step is at `@`.
+    pub fn until_holding(&self) {
+        let state = self.inner.state.lock().unwrap();
+        drop(
+            self.inner
+                .changed
+                .wait_while(state, |state| !state.holding)
+                .unwrap(),
+        );
+    }
+
+    /// Every later step fails for good: the engine is lost.
+    pub fn lose(&self) {
+        self.inner.state.lock().unwrap().lost = true;
+    }
+
+    /// Tokens drawn for the request that drew last to come in.
+    pub fn drawn_by_latest(&self) -> u32 {
+        let state = self.inner.state.lock().unwrap();
+        state.drawn.last_key_value().map_or(0, |(_, drawn)| *drawn)
+    }
+
+    /// Positions computed so far.
+    pub fn computed(&self) -> u64 {
+        self.inner.state.lock().unwrap().computed
+    }
+}
+
+/// The backend.
+#[derive(Debug)]
+pub struct Parrot {
+    perch: Perch,
+    layout: KvLayout,
+    kv: Vec<u32>,
+    done: BTreeMap<u64, StepOutput>,
+}
+
+impl Parrot {
+    /// A parrot with `pages` usable pages of `page_tokens`.
+    pub fn new(perch: &Perch, pages: u32, page_tokens: u32) -> Parrot {
+        let spec = LayoutSpec {
+            order: LayoutOrder::PageFirst,
+            page_tokens,
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 16,
+            dtype: KvDtype::F32,
+        };
+        Parrot {
+            perch: perch.clone(),
+            layout: KvLayout::new(spec).unwrap(),
+            kv: vec![u32::MAX; ((pages + 1) * page_tokens) as usize],
+            done: BTreeMap::new(),
+        }
+    }
+
+    fn slot(&self, plan: &StepPlan, row: &Row, position: u32) -> usize {
+        let page_tokens = self.layout.page_tokens();
+        let page = plan.row_pages(row)[(position / page_tokens) as usize];
+        (page.get() * page_tokens + position % page_tokens) as usize
+    }
+
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        let mut rows = Vec::new();
+        for row in &plan.rows {
+            assert_eq!(row.input, RowInput::Known, "one step in flight only");
+            for (position, token) in (row.first_pos..).zip(plan.row_tokens(row)) {
+                let slot = self.slot(plan, row, position);
+                self.kv[slot] = *token;
+            }
+            self.perch.inner.state.lock().unwrap().computed += u64::from(row.len);
+            rows.push(self.draw(plan, row)?);
+        }
+        Ok(StepOutput { rows })
+    }
+
+    fn draw(&mut self, plan: &StepPlan, row: &Row) -> Result<RowOut, StepError> {
+        let Some(sample) = &row.sample else {
+            return Ok(RowOut::default());
+        };
+        let length = row.first_pos + row.len;
+        let history: Vec<u32> = (0..length)
+            .map(|position| self.kv[self.slot(plan, row, position)])
+            .collect();
+        let prompt = &history[..(length - sample.output_index) as usize];
+        let start = prompt
+            .iter()
+            .rposition(|token| *token == SAY)
+            .map_or(0, |at| at + 1);
+        let token = prompt
+            .get(start + sample.output_index as usize)
+            .copied()
+            .unwrap_or(IM_END);
+        self.obey(token, plan.id)?;
+        *self
+            .perch
+            .inner
+            .state
+            .lock()
+            .unwrap()
+            .drawn
+            .entry(row.request.0)
+            .or_default() += 1;
+        let logprobs = sample.params.logprobs.map(|count| {
+            let top = (0..u32::from(count))
+                .map(|rank| (rank + 65, -1.0 - rank as f32))
+                .collect();
+            Box::new(Logprobs {
+                tokens: vec![TokenLogprob {
+                    token,
+                    logprob: -0.5,
+                    top,
+                }],
+            })
+        });
+        Ok(RowOut {
+            accepted: [token].into_iter().collect(),
+            logprobs,
+        })
+    }
+
+    fn obey(&self, token: u32, step: StepId) -> Result<(), StepError> {
+        let inner = &self.perch.inner;
+        let mut state = inner.state.lock().unwrap();
+        if state.lost {
+            return Err(StepError::Lost {
+                step,
+                message: "the parrot flew away".into(),
+            });
+        }
+        if token == HOLD && !state.open {
+            state.holding = true;
+            inner.changed.notify_all();
+            state = inner
+                .changed
+                .wait_while(state, |state| !state.open)
+                .unwrap();
+            state.holding = false;
+        }
+        drop(state);
+        assert_ne!(token, PANIC, "told to panic");
+        if token == FAIL {
+            return Err(StepError::Failed {
+                step,
+                message: "told to fail".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Parrot {
+    fn caps(&self) -> Caps {
+        Caps {
+            layout: self.layout,
+            numerics_id: "parrot".into(),
+            max_in_flight: 1,
+            vocab: VOCAB,
+        }
+    }
+
+    fn launch(&mut self, plan: StepPlan) -> Result<(), StepError> {
+        let output = self.run(&plan)?;
+        self.done.insert(plan.id.0, output);
+        Ok(())
+    }
+
+    fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError> {
+        self.done
+            .remove(&step.0)
+            .ok_or(StepError::NotInFlight { step })
+    }
+
+    fn copies(&mut self) -> &mut dyn CopyEngine {
+        self
+    }
+}
+
+impl CopyEngine for Parrot {
+    fn submit(&mut self, plan: CopyPlan) -> Result<(), (CopyPlan, Full)> {
+        panic!("one tier has no copies: {plan:?}")
+    }
+
+    fn poll(&mut self, _: &mut Vec<CopyDone>) {}
+}

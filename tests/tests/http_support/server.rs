@@ -1,0 +1,169 @@
+//! Servers in this process, on a port of their own: over a parrot, or over a model file.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rootstock_engine::gguf::Gguf;
+use rootstock_engine::service::{ModelIdentity, Service, ServiceConfig, Stats};
+use rootstock_server::app::App;
+use rootstock_server::config::HttpLimits;
+use rootstock_server::engine_port::Engine;
+use rootstock_server::serve::{self, Bound};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::client::{self, Answer};
+use super::parrot::{Parrot, Perch};
+use super::tiny_model::{CONTEXT, TinyModel};
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    pub address: SocketAddr,
+    pub app: Arc<App>,
+    pub service: Service,
+    /// The parrot's strings, where there is one.
+    pub perch: Perch,
+    stop: Mutex<Option<oneshot::Sender<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a parrot's server is made with.
+#[derive(Debug)]
+pub struct ParrotSetup {
+    pub service: ServiceConfig,
+    pub limits: HttpLimits,
+    pub pages: u32,
+}
+
+impl Default for ParrotSetup {
+    fn default() -> Self {
+        ParrotSetup {
+            service: ServiceConfig {
+                page_size: 16,
+                ..ServiceConfig::default()
+            },
+            limits: HttpLimits {
+                drain_timeout_s: 60,
+                ..HttpLimits::default()
+            },
+            pages: 2048,
+        }
+    }
+}
+
+impl Server {
+    /// A server that repeats its prompts.
+    pub fn parrot(setup: ParrotSetup) -> Server {
+        let model = TinyModel::without_weights();
+        let file = Gguf::open(&model.path).unwrap();
+        let perch = Perch::default();
+        let page_tokens = setup.service.page_size;
+        let backend = Parrot::new(&perch, setup.pages, page_tokens);
+        let identity = ModelIdentity {
+            name: "parrot".into(),
+            revision: "1".into(),
+            context: CONTEXT,
+            weight_bytes: 0,
+        };
+        let config = ServiceConfig {
+            device_pages: Some(setup.pages),
+            ..setup.service
+        };
+        let service = Service::start_with(config, vec![Box::new(backend)], identity).unwrap();
+        Server::start(service, &file, setup.limits, perch)
+    }
+
+    /// A server over a model file.
+    pub fn model(path: &Path, config: ServiceConfig) -> Server {
+        let file = Gguf::open(path).unwrap();
+        let service = Service::start(&file, config).unwrap();
+        Server::start(service, &file, HttpLimits::default(), Perch::default())
+    }
+
+    fn start(service: Service, file: &Gguf, limits: HttpLimits, perch: Perch) -> Server {
+        let app = App::new(Engine::new(service.clone(), file).unwrap(), limits);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let bound = runtime.block_on(Bound::new("127.0.0.1", 0)).unwrap();
+        let listener = runtime.block_on(async { bound.listen() }).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let run = serve::run(Arc::clone(&app), listener, async {
+            // A dropped sender is a wish to stop too.
+            drop(stopped.await);
+        });
+        let thread = std::thread::spawn(move || runtime.block_on(run));
+        Server {
+            address,
+            app,
+            service,
+            perch,
+            stop: Mutex::new(Some(stop)),
+            thread: Mutex::new(Some(thread)),
+        }
+    }
+
+    /// Posts JSON.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        client::post(self.address, path, body)
+    }
+
+    /// Gets a path.
+    pub fn get(&self, path: &str) -> Answer {
+        client::get(self.address, path)
+    }
+
+    /// The value of a metric line, label included.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").body;
+        let line = text
+            .lines()
+            .find(|line| line.split(' ').next() == Some(name));
+        line.map_or(0.0, |line| {
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        })
+    }
+
+    /// Asks for the metrics until one has reached `least`.
+    pub fn until_metric(&self, name: &str, least: f64) {
+        for _ in 0..100_000 {
+            if self.metric(name) >= least {
+                return;
+            }
+        }
+        panic!("{name} never came to {least}, it is {}", self.metric(name));
+    }
+
+    /// Asks for the engine's counters until they are as wanted.
+    pub fn until_stats(&self, wanted: impl Fn(&Stats) -> bool) {
+        for _ in 0..100_000 {
+            if wanted(&self.service.stats()) {
+                return;
+            }
+            // A round trip through the server, which gives the engine its time.
+            drop(self.get("/health"));
+        }
+        panic!(
+            "the engine never came to the wanted state: {:?}",
+            self.service.stats()
+        );
+    }
+
+    /// Begins the shutdown, as a signal would.
+    pub fn begin_drain(&self) {
+        drop(self.stop.lock().unwrap().take());
+    }
+
+    /// Waits for the end of the server's thread.
+    pub fn join(&self) {
+        if let Some(thread) = self.thread.lock().unwrap().take() {
+            thread.join().unwrap();
+        }
+    }
+}
