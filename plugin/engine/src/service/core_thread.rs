@@ -21,7 +21,7 @@ use super::Shared;
 use super::clock::Clock;
 use super::deliver::Live;
 use super::engine_thread::{Outcome, text};
-use super::request::{SubmitError, SubmitMessage, Wish};
+use super::request::{Event, SubmitError, SubmitMessage, Wish};
 use super::stats::Stats;
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
@@ -73,6 +73,8 @@ pub(super) struct CoreThread {
     pub(super) next_label: u64,
     pub(super) stats: Stats,
     pub(super) emits: Vec<Emit>,
+    /// Events on their way to readers; empty between turns.
+    pub(super) outgoing: Vec<(flume::Sender<Event>, Event)>,
     pub(super) when_idle: Vec<flume::Sender<()>>,
     /// Work was done since the last idle check.
     pub(super) dirty: bool,
@@ -119,7 +121,6 @@ impl CoreThread {
             self.core.tick(now);
             self.plan(now);
             self.deliver(now);
-            self.publish(true);
             if self.is_idle() && !self.when_idle.is_empty() {
                 self.check_idle();
                 self.publish(true);

@@ -36,21 +36,35 @@ impl Live {
 }
 
 impl CoreThread {
-    /// Hands all events so far to their readers and counts them.
+    /// Counts all events so far, publishes the counters, then hands the events to their readers:
+    /// whoever has seen an event finds it in the counters.
     pub(super) fn deliver(&mut self, now: Nanos) {
         let mut emits = std::mem::take(&mut self.emits);
+        let mut outgoing = std::mem::take(&mut self.outgoing);
         self.core.drain_emits(&mut emits);
         for emit in emits.drain(..) {
-            self.deliver_one(emit, now);
+            outgoing.extend(self.event_of(emit, now));
+        }
+        self.publish(true);
+        for (reader, event) in outgoing.drain(..) {
+            match reader.try_send(event) {
+                Ok(()) => {}
+                // The ticket is gone; its drop has asked for the abort already.
+                Err(flume::TrySendError::Disconnected(_)) => {}
+                Err(flume::TrySendError::Full(_)) => {
+                    self.stats.events_lost += 1;
+                    tracing::error!("an event found its bounded channel full");
+                }
+            }
         }
         self.emits = emits;
+        self.outgoing = outgoing;
     }
 
-    fn deliver_one(&mut self, emit: Emit, now: Nanos) {
+    /// Counts an event; None when its request is not live.
+    fn event_of(&mut self, emit: Emit, now: Nanos) -> Option<(flume::Sender<Event>, Event)> {
         let label = emit.label();
-        let Some(live) = self.live.get_mut(&label) else {
-            return;
-        };
+        let live = self.live.get_mut(&label)?;
         let event = match emit {
             Emit::Started {
                 cached,
@@ -86,20 +100,12 @@ impl CoreThread {
                 Event::Final { reason, usage }
             }
         };
-        let last = matches!(event, Event::Final { .. });
-        match live.events.try_send(event) {
-            Ok(()) => {}
-            // The ticket is gone; its drop has asked for the abort already.
-            Err(flume::TrySendError::Disconnected(_)) => {}
-            Err(flume::TrySendError::Full(_)) => {
-                self.stats.events_lost += 1;
-                tracing::error!(label, "an event found its bounded channel full");
-            }
-        }
-        if last {
+        let reader = live.events.clone();
+        if matches!(event, Event::Final { .. }) {
             live.control.set_done();
             self.live.remove(&label);
         }
+        Some((reader, event))
     }
 
     /// Gives every live request a final event without asking the core, which is gone.

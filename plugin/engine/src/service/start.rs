@@ -188,6 +188,7 @@ fn spawn(
         next_label: 1,
         stats: Stats::default(),
         emits: Vec::new(),
+        outgoing: Vec::new(),
         when_idle: Vec::new(),
         dirty: false,
     };
