@@ -59,11 +59,19 @@ fn cached(answer: &Value) -> u64 {
 fn the_first_request_of_the_readme_is_answered_and_cached_the_second_time() {
     let Some(server) = server() else { return };
     let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
-    let cold = chat(server, &messages, json!({"temperature": 0}));
+    let cold = chat(
+        server,
+        &messages,
+        json!({"temperature": 0, "max_tokens": 64}),
+    );
     let text = cold["choices"][0]["message"]["content"].as_str().unwrap();
     println!("{text}");
     assert!(text.contains("Paris"), "{text}");
-    let warm = chat(server, &messages, json!({"temperature": 0}));
+    let warm = chat(
+        server,
+        &messages,
+        json!({"temperature": 0, "max_tokens": 64}),
+    );
     assert_eq!(
         warm["choices"][0]["message"]["content"], text,
         "warm equals cold"
