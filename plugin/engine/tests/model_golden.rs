@@ -1,5 +1,10 @@
 //! Logits of the tiny models against an independent reference, and the invariance of a text from
 //! chunking, page tables and company.
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests, with small numbers"
+)]
 
 #[path = "support/tiny.rs"]
 mod tiny;

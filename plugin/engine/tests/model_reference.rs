@@ -4,6 +4,11 @@
 //! Without the model each test prints `skipped: no model`. The figures over all positions and the
 //! whole vocabulary are made by `make_reference.py compare`; here a part of the positions and the
 //! eight best tokens of each keep the paths honest in every run.
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests, with small numbers"
+)]
 
 #[path = "support/reference.rs"]
 mod reference;

@@ -1,4 +1,10 @@
 //! A backend that fails, panics, or is lost: whose requests end how, and what goes on.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "helpers of tests, with small numbers"
+)]
 
 #[path = "support/tiny.rs"]
 mod tiny;

@@ -1,4 +1,10 @@
 //! The service over the real CPU backend and a tiny model: texts, cache, preemption, tickets.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests, with small numbers"
+)]
 
 #[path = "support/tiny.rs"]
 mod tiny;

@@ -29,6 +29,10 @@ impl RopeTable {
     ///
     /// # Errors
     /// A scaling this engine does not compute, by name.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "angles are computed in f64, kept in f32"
+    )]
     pub fn read(file: &Gguf, config: &ModelConfig) -> Result<Self, EngineError> {
         let keys = Keys {
             file,
@@ -63,6 +67,10 @@ impl RopeTable {
 }
 
 /// Applies the file's scaling to the table; returns the magnitude.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "computed in f64, kept in f32"
+)]
 fn scale(
     keys: &Keys<'_>,
     config: &ModelConfig,

@@ -187,7 +187,7 @@ impl ServiceConfig {
                 ..SchedulerConfig::default()
             },
             limits: Limits {
-                ceiling: self.ceiling.clone(),
+                ceiling: self.ceiling,
             },
         }
     }

@@ -71,7 +71,7 @@ impl EngineThread {
         let mut copying = Copying::default();
         loop {
             while flying.len() < in_flight_max {
-                match self.next_plan(flying.is_empty(), !copying.under_way.is_empty()) {
+                match self.next_plan(Patience::of(flying.is_empty(), &copying)) {
                     Next::Plan(plan) => {
                         let flight = self.launch(plan, &mut copying);
                         flying.push_back(flight);
@@ -91,16 +91,17 @@ impl EngineThread {
         }
     }
 
-    fn next_plan(&self, may_wait: bool, copies_under_way: bool) -> Next {
-        let plan = if !may_wait {
-            self.plans
-                .try_recv()
-                .map_err(|error| error == flume::TryRecvError::Disconnected)
-        } else if copies_under_way {
-            let got = self.plans.recv_timeout(COPY_POLL);
-            got.map_err(|error| error == flume::RecvTimeoutError::Disconnected)
-        } else {
-            self.plans.recv().map_err(|_| true)
+    fn next_plan(&self, patience: Patience) -> Next {
+        let plan = match patience {
+            Patience::None => {
+                let got = self.plans.try_recv();
+                got.map_err(|error| error == flume::TryRecvError::Disconnected)
+            }
+            Patience::UntilCopiesMove => {
+                let got = self.plans.recv_timeout(COPY_POLL);
+                got.map_err(|error| error == flume::RecvTimeoutError::Disconnected)
+            }
+            Patience::Endless => self.plans.recv().map_err(|_| true),
         };
         match plan {
             Ok(plan) => Next::Plan(plan),
@@ -157,6 +158,23 @@ impl EngineThread {
         }
         let done = std::mem::take(&mut copying.done);
         self.inbox.send(Message::Copies(done)).is_ok()
+    }
+}
+
+/// How long the thread may wait for a plan.
+enum Patience {
+    None,
+    UntilCopiesMove,
+    Endless,
+}
+
+impl Patience {
+    fn of(nothing_flies: bool, copying: &Copying) -> Self {
+        match (nothing_flies, copying.under_way.is_empty()) {
+            (false, _) => Self::None,
+            (true, false) => Self::UntilCopiesMove,
+            (true, true) => Self::Endless,
+        }
     }
 }
 

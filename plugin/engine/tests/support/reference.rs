@@ -1,5 +1,6 @@
 //! Reader of reference files (`tests/reference/make_reference.py` says what is in them).
 #![allow(dead_code, reason = "each user needs its own part")]
+#![expect(unreachable_pub, reason = "shared by test binaries and an example")]
 
 /// One sequence of a reference.
 pub struct Sequence {

@@ -1,6 +1,12 @@
 //! Tiny seeded models in memory, the same that `data/make_tiny.py` computes golden logits of, and
 //! plans for a backend without a scheduler.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![expect(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "shared by test binaries, with small numbers"
+)]
 
 use std::sync::Arc;
 
