@@ -2,13 +2,10 @@
 //! tier. Zero-initialised (so untouched pages cost no memory), 64-byte aligned, page-first.
 
 use crate::{KvDtype, KvLayout, LayoutOrder, PageId};
-use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
-/// One cache line; gives the allocation its alignment.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// Bytes of a cache line: the alignment of page 0.
+const LINE: usize = 64;
 
 /// An arena that cannot be made.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -34,7 +31,11 @@ pub enum ArenaError {
 pub struct KvArena {
     layout: KvLayout,
     total: u32,
-    lines: Box<[Line]>,
+    /// Of a type that the system allocator zeroes lazily; one aligned to a whole line it would
+    /// write through at once.
+    words: Box<[u128]>,
+    /// Bytes before the first line boundary.
+    skip: usize,
 }
 
 impl std::fmt::Debug for KvArena {
@@ -69,14 +70,19 @@ impl KvArena {
         else {
             return Err(no_memory);
         };
-        match bytemuck::allocation::try_zeroed_slice_box(bytes.div_ceil(64)) {
-            Ok(lines) => Ok(Self {
-                layout,
-                total,
-                lines,
-            }),
-            Err(()) => Err(no_memory),
-        }
+        let words = (bytes + LINE).div_ceil(size_of::<u128>());
+        let Ok(words) = bytemuck::allocation::try_zeroed_slice_box::<u128>(words) else {
+            return Err(no_memory);
+        };
+        let skip = bytemuck::cast_slice::<u128, u8>(&words)
+            .as_ptr()
+            .align_offset(LINE);
+        Ok(Self {
+            layout,
+            total,
+            words,
+            skip,
+        })
     }
 
     /// The layout.
@@ -91,13 +97,13 @@ impl KvArena {
 
     /// All bytes, scratch page first.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len()]
+        &bytemuck::cast_slice(&self.words)[self.skip..self.skip + self.len()]
     }
 
     /// All bytes, scratch page first.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let len = self.len();
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
+        let end = self.skip + self.len();
+        &mut bytemuck::cast_slice_mut(&mut self.words)[self.skip..end]
     }
 
     /// All elements of an F32 arena; `None` when its element type is another.

@@ -200,7 +200,8 @@ impl Order {
                 let stamp = spans[at as usize].stamp;
                 // From the youngest on, so that it comes behind its children in any case: what
                 // was spent lies in front whatever its stamp.
-                list.iter_back().find(|&one| spans[one as usize].stamp <= stamp)
+                list.iter_back()
+                    .find(|&one| spans[one as usize].stamp <= stamp)
             }
         };
         list.insert(at, behind);

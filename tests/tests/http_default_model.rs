@@ -58,7 +58,7 @@ fn cached(answer: &Value) -> u64 {
 #[test]
 fn the_first_request_of_the_readme_is_answered_and_cached_the_second_time() {
     let Some(server) = server() else { return };
-    let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    let messages = json!([{"role": "user", "content": "What is gravity?"}]);
     let cold = chat(
         server,
         &messages,
@@ -66,7 +66,7 @@ fn the_first_request_of_the_readme_is_answered_and_cached_the_second_time() {
     );
     let text = cold["choices"][0]["message"]["content"].as_str().unwrap();
     println!("{text}");
-    assert!(text.contains("Paris"), "{text}");
+    assert!(text.starts_with("Gravity is"), "{text}");
     let warm = chat(
         server,
         &messages,
