@@ -2,8 +2,9 @@
 //!
 //! Serves tile heights, prefetch distances and the split into tasks. The shapes are those of
 //! SmolLM2-135M. Each figure is the best of many short windows, because machines are shared: the
-//! median would measure the neighbours. `cargo bench -p rootstock-benches --bench kernels -- FILTER`
-//! prints the lines whose name contains FILTER; as a test it runs every kernel once.
+//! median would measure the neighbours.
+//! `cargo bench -p rootstock-benches --bench kernels -- FILTER` prints the lines whose name
+//! contains FILTER; as a test it runs every kernel once.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,

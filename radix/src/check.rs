@@ -383,7 +383,8 @@ fn check_pages(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
     ensure!(
         "conservation",
         sum == total,
-        "{free} free + {evictable} evictable + {leased} leased + {held} held or in transit = {sum}, not {total}"
+        "{free} free + {evictable} evictable + {leased} leased + {held} held or in transit \
+         = {sum}, not {total}"
     );
     Ok(())
 }

@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use rootstock_radix::PolicyKind;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 500, failure_persistence: None, ..Default::default()
+    })]
 
     #[test]
     fn the_cache_agrees_with_the_plain_model(

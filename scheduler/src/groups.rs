@@ -1,6 +1,6 @@
 //! Waiting requests grouped by the prefixes they share, for the order `DfsWeight`: depth first,
-//! the heaviest group first, and the group served last before all, so that a prefix is computed or leased once and used by all who
-//! wait for it before it can be evicted.
+//! the heaviest group first, and the group served last before all, so that a prefix is computed
+//! or leased once and used by all who wait for it before it can be evicted.
 //!
 //! The tree has a level per doubling: prefixes of 1, 2, 4, 8 ... pages. A request is on at most
 //! some twenty nodes whatever its length, and two requests part at the level above the page

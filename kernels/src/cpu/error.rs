@@ -130,7 +130,8 @@ pub enum KernelError {
     },
     /// An arena that is not a whole number of pages, or not aligned for its elements.
     #[error(
-        "arena of {bytes} bytes at address remainder {misalignment}: whole pages of {page_bytes} bytes wanted"
+        "arena of {bytes} bytes at address remainder {misalignment}: \
+         whole pages of {page_bytes} bytes wanted"
     )]
     ArenaBytes {
         /// Bytes of the arena.

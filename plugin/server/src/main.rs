@@ -20,7 +20,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Threads for HTTP; the arithmetic has its own.
 const HTTP_THREADS: usize = 2;
-/// Exit status of a start or a drain that was interrupted, as shells have it for an interrupted program.
+/// Exit status of a start or a drain that was interrupted, as shells have it for programs that
+/// were.
 const INTERRUPTED: i32 = 130;
 /// How long an interrupted download may take to clean up.
 const CLEAN_UP: Duration = Duration::from_secs(5);

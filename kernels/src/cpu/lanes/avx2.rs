@@ -99,7 +99,10 @@ macro_rules! pairwise {
 
 /// Declares functions with the features on.
 macro_rules! featured {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? $body:block)*) => {$(
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? $body:block
+    )*) => {$(
         $(#[$meta])*
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]

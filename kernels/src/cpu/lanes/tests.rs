@@ -169,7 +169,8 @@ fn floats(range: std::ops::Range<f32>) -> impl Strategy<Value = Line> {
 proptest! {
     #[test]
     fn float_operations_agree_with_plain_arrays(
-        a in floats(-130.0..130.0), b in floats(-3.0..3.0), c in floats(-1e6..1e6), count in 0_usize..20,
+        a in floats(-130.0..130.0), b in floats(-3.0..3.0),
+        c in floats(-1e6..1e6), count in 0_usize..20,
     ) {
         let results = on_all(Floats { a, b, c, count });
         for result in &results {
@@ -179,7 +180,8 @@ proptest! {
 
     #[test]
     fn conversions_agree_with_plain_arrays(
-        words in prop::array::uniform16(0_u16..0x7c00), sign in any::<u16>(), wide in floats(-1e5..1e5),
+        words in prop::array::uniform16(0_u16..0x7c00), sign in any::<u16>(),
+        wide in floats(-1e5..1e5),
     ) {
         let words = words.map(|word| word | (sign & 0x8000));
         let results = on_all(Narrow { words, wide });
@@ -190,7 +192,8 @@ proptest! {
 
     #[test]
     fn dots_agree_with_plain_integers(
-        weights in prop::collection::vec(any::<u8>(), 512), x in prop::collection::vec(-127_i8..=127, 32), offset in -9999_i32..9999,
+        weights in prop::collection::vec(any::<u8>(), 512),
+        x in prop::collection::vec(-127_i8..=127, 32), offset in -9999_i32..9999,
     ) {
         let (weights, x) = (weights.try_into().unwrap(), x.try_into().unwrap());
         let expected: Vec<f32> = expected_dots(&weights, &x, offset);

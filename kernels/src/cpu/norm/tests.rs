@@ -42,7 +42,8 @@ proptest! {
             for i in 0..len {
                 let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
                 let expected = g / (1.0 + (-g).exp()) * u;
-                prop_assert!((f64::from(silu[i]) - expected).abs() <= 1e-6 * expected.abs() + 1e-12);
+                let error = (f64::from(silu[i]) - expected).abs();
+                prop_assert!(error <= 1e-6 * expected.abs() + 1e-12);
                 prop_assert_eq!(sum[i], gate[i] + up[i]);
             }
         }

@@ -76,7 +76,8 @@ pub enum GgufError {
     Shape { tensor: String, shape: Vec<u64> },
     /// A row that is not whole blocks.
     #[error(
-        "tensor `{tensor}` has rows of {row} values, not a multiple of the {} values of a {ty} block",
+        "tensor `{tensor}` has rows of {row} values, not a multiple of the {} values \
+         of a {ty} block",
         ty.block_values()
     )]
     RaggedRow {
