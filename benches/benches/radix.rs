@@ -15,11 +15,7 @@
 //! | `split` | whether a split moves tokens |
 //! | `shape` | the shapes that trees are bad at (W3), whole requests |
 //! | `fleet` | the agent fleet (W1), whole requests under pressure |
-#![expect(
-    clippy::unwrap_used,
-    missing_docs,
-    reason = "a bench stops at the first error; the macros of criterion have no docs"
-)]
+#![expect(clippy::unwrap_used, reason = "a bench stops at the first error")]
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -87,7 +87,7 @@ impl Default for HttpLimits {
 pub struct ConfigError {
     option: &'static str,
     found: String,
-    wanted: &'static str,
+    wanted: String,
 }
 
 impl Config {
@@ -172,112 +172,32 @@ fn default_kv_mib(free_memory_bytes: Option<u64>) -> u64 {
 }
 
 fn check(options: &Options) -> Result<(), ConfigError> {
-    in_range(
-        "kv-cache-mib",
-        options.kv_cache_mib,
-        1,
-        1 << 22,
-        "1 to 4194304 MiB are possible",
-    )?;
-    in_range(
-        "page-size",
-        options.page_size,
-        1,
-        1024,
-        "1 to 1024 tokens are possible",
-    )?;
-    in_range(
-        "max-running",
-        options.max_running,
-        1,
-        4096,
-        "1 to 4096 are possible",
-    )?;
-    in_range(
-        "max-queue",
-        options.max_queue,
-        1,
-        1 << 20,
-        "1 to 1048576 are possible",
-    )?;
-    in_range(
-        "step-tokens",
-        options.step_tokens,
-        1,
-        65536,
-        "1 to 65536 are possible",
-    )?;
-    in_range(
-        "max-in-flight",
-        options.max_in_flight,
-        1,
-        2,
-        "1 or 2 are possible",
-    )?;
-    in_range(
-        "max-model-len",
-        options.max_model_len,
-        2,
-        1 << 24,
-        "2 to 16777216 are possible",
-    )?;
-    in_range(
-        "aging-s",
-        options.aging_s,
-        0.0,
-        1e9,
-        "0 (off) to 1e9 seconds are possible",
-    )?;
-    in_range(
-        "threads",
-        options.threads,
-        1,
-        1024,
-        "1 to 1024 are possible",
-    )?;
-    in_range(
-        "max-connections",
-        options.max_connections,
-        1,
-        65536,
-        "1 to 65536 are possible",
-    )?;
-    in_range(
-        "max-body-mib",
-        options.max_body_mib,
-        1,
-        1024,
-        "1 to 1024 MiB are possible",
-    )?;
-    in_range(
-        "read-timeout-s",
-        options.read_timeout_s,
-        1,
-        86400,
-        "1 to 86400 are possible",
-    )?;
-    in_range(
-        "drain-timeout-s",
-        options.drain_timeout_s,
-        0,
-        86400,
-        "0 to 86400 are possible",
-    )?;
-    Ok(())
+    in_range("kv-cache-mib", options.kv_cache_mib, 1, 1 << 22)?;
+    in_range("page-size", options.page_size, 1, 1024)?;
+    in_range("max-running", options.max_running, 1, 4096)?;
+    in_range("max-queue", options.max_queue, 1, 1 << 20)?;
+    in_range("step-tokens", options.step_tokens, 1, 65536)?;
+    in_range("max-in-flight", options.max_in_flight, 1, 2)?;
+    in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
+    in_range("aging-s", options.aging_s, 0.0, 1e9)?;
+    in_range("threads", options.threads, 1, 1024)?;
+    in_range("max-connections", options.max_connections, 1, 65536)?;
+    in_range("max-body-mib", options.max_body_mib, 1, 1024)?;
+    in_range("read-timeout-s", options.read_timeout_s, 1, 86400)?;
+    in_range("drain-timeout-s", options.drain_timeout_s, 0, 86400)
 }
 
-fn in_range<T: PartialOrd + ToString>(
+fn in_range<T: PartialOrd + Copy + std::fmt::Display>(
     option: &'static str,
     value: Option<T>,
     low: T,
     high: T,
-    wanted: &'static str,
 ) -> Result<(), ConfigError> {
     match value {
         Some(value) if !(low..=high).contains(&value) => Err(ConfigError {
             option,
             found: value.to_string(),
-            wanted,
+            wanted: format!("{low} to {high} are possible"),
         }),
         Some(_) | None => Ok(()),
     }

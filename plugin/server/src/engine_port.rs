@@ -448,7 +448,10 @@ fn refusal(error: SubmitError) -> ApiError {
         SubmitError::Draining => draining(),
         SubmitError::EngineDead => engine_dead(),
         SubmitError::Namespace(_) => ApiError::new(ErrorKind::Overloaded, message).retry_after(5),
-        other => ApiError::new(ErrorKind::BadRequest, other.to_string()),
+        SubmitError::Token { .. } | SubmitError::Parameter { .. } => {
+            ApiError::new(ErrorKind::BadRequest, message)
+        }
+        _ => ApiError::new(ErrorKind::BadRequest, message),
     }
 }
 

@@ -82,10 +82,13 @@ pub struct BindError {
 
 impl BindError {
     fn remedy(&self) -> &'static str {
-        match self.source.kind() {
-            io::ErrorKind::AddrInUse => "; stop the other server or choose another --port",
-            io::ErrorKind::PermissionDenied => "; ports below 1024 need root",
-            _ => "",
+        let kind = self.source.kind();
+        if kind == io::ErrorKind::AddrInUse {
+            "; stop the other server or choose another --port"
+        } else if kind == io::ErrorKind::PermissionDenied {
+            "; ports below 1024 need root"
+        } else {
+            ""
         }
     }
 }

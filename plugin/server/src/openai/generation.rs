@@ -326,7 +326,11 @@ impl Generation {
             FinishReason::StopString => Finish::StopToken(None),
             FinishReason::Length => Finish::Length,
             FinishReason::OutOfPages => Finish::OutOfPages,
-            other => return Err(error_of(other)),
+            FinishReason::Aborted
+            | FinishReason::Failed(_)
+            | FinishReason::Expired
+            | FinishReason::TooManyPreemptions
+            | FinishReason::Displaced => return Err(error_of(reason)),
         };
         let text = choice.text.finish();
         if !text.is_empty() {
@@ -365,11 +369,11 @@ impl Generation {
     }
 
     fn fail(&mut self, error: &ApiError) {
-        let outcome = match error.kind {
-            ErrorKind::Draining => Outcome::Cancelled,
-            _ => Outcome::Failed,
-        };
-        self.close_all(outcome);
+        self.close_all(if error.kind == ErrorKind::Draining {
+            Outcome::Cancelled
+        } else {
+            Outcome::Failed
+        });
     }
 
     /// Accounts for the answers that did not come to their end.

@@ -430,7 +430,12 @@ fn read_prompts(
                 .map(|(index, value)| one(value, &format!("prompt[{index}]")))
                 .collect()
         }
-        value => Ok(vec![one(value, "prompt")?]),
+        Value::Array(_)
+        | Value::String(_)
+        | Value::Null
+        | Value::Bool(_)
+        | Value::Number(_)
+        | Value::Object(_) => Ok(vec![one(value, "prompt")?]),
     }
 }
 
