@@ -110,7 +110,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
 async fn load(config: Config, signals: &mut Signals) -> Result<Loaded, Box<dyn Error>> {
     let loader = Loader::new(config)?;
     let cancel = loader.cancel_flag();
-    let mut loading = tokio::task::spawn_blocking(move || loader.load());
+    let mut loading = tokio::task::spawn_blocking(move || loader.load().map_err(Box::new));
     tokio::select! {
         loaded = &mut loading => Ok(loaded??),
         () = signals.next() => {

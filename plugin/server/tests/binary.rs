@@ -1,11 +1,13 @@
 //! The binary as a user meets it: what it prints, how it exits, what signals do.
 #![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-#[path = "../../../tests/tests/http_support/tiny_model.rs"]
+#[path = "../../../tests/tests/http/tiny_model.rs"]
+#[expect(dead_code, reason = "shared with the HTTP tests, which use all of it")]
 mod tiny_model;
 
 use tiny_model::TinyModel;
@@ -56,6 +58,7 @@ impl Running {
             "--threads",
             "1",
         ];
+        #[expect(clippy::zombie_processes, reason = "a panic ends the test and its children")]
         let mut child = rootstock(&[&fixed[..], arguments].concat())
             .spawn()
             .unwrap();

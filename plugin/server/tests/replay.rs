@@ -1,4 +1,5 @@
 //! `replay --trace` against figures of independent models, on a small trace made for it.
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 use std::path::{Path, PathBuf};
 

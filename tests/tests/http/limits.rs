@@ -1,19 +1,10 @@
 //! Limits of the HTTP side: sizes, counts, times. Each test has a small server of its own.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
-use client::Open;
+use crate::client::Open;
+use crate::server::{ParrotSetup, Server};
 use rootstock_engine::service::ServiceConfig;
 use rootstock_server::config::HttpLimits;
 use serde_json::{Value, json};
-use server::{ParrotSetup, Server};
 
 fn with_limits(limits: HttpLimits) -> Server {
     Server::parrot(ParrotSetup {
@@ -163,14 +154,14 @@ fn flushing_refuses_while_something_runs_and_empties_everything_when_idle() {
     let mut running = Open::start(server.address);
     running.post("/v1/completions", &completion("~a@"));
     server.perch.until_holding();
-    let refused = client::send(server.address, "POST", "/flush_cache", "");
+    let refused = crate::client::send(server.address, "POST", "/flush_cache", "");
     assert_eq!(refused.status, 409, "{}", refused.body);
     server.perch.open();
     assert_eq!(running.answer().status, 200);
     server.until_stats(|stats| stats.live == 0);
     assert!(cached(&server) > 0, "a refused flush has changed nothing");
     server.until_stats(|stats| stats.live == 0);
-    let flushed = client::send(server.address, "POST", "/flush_cache", "");
+    let flushed = crate::client::send(server.address, "POST", "/flush_cache", "");
     assert_eq!(flushed.status, 200, "{}", flushed.body);
     assert_eq!(cached(&server), 0);
 }

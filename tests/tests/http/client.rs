@@ -12,27 +12,27 @@ const HANG: Duration = Duration::from_secs(120);
 
 /// One answer.
 #[derive(Clone, Debug)]
-pub struct Answer {
-    pub status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     /// Names in lower case.
-    pub headers: Vec<(String, String)>,
-    pub body: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: String,
 }
 
 impl Answer {
     /// The value of a header.
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(found, _)| found == name);
         found.map(|(_, value)| value.as_str())
     }
 
     /// The body as JSON.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.body))
     }
 
     /// The JSON payloads of an event stream, without the closing `[DONE]`.
-    pub fn events(&self) -> Vec<Value> {
+    pub(crate) fn events(&self) -> Vec<Value> {
         let data = data_lines(&self.body);
         let events = data.iter().filter(|line| **line != "[DONE]");
         events
@@ -41,12 +41,12 @@ impl Answer {
     }
 
     /// True when the stream ended with `[DONE]`.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         data_lines(&self.body).last() == Some(&"[DONE]")
     }
 
     /// The text of one choice, put together from a stream.
-    pub fn streamed_text(&self, choice: u64) -> String {
+    pub(crate) fn streamed_text(&self, choice: u64) -> String {
         let events = self.events();
         let choices = events
             .iter()
@@ -62,7 +62,7 @@ impl Answer {
     }
 
     /// The finish reasons of one choice in a stream.
-    pub fn finish_reasons(&self, choice: u64) -> Vec<String> {
+    pub(crate) fn finish_reasons(&self, choice: u64) -> Vec<String> {
         let events = self.events();
         let choices = events
             .iter()
@@ -81,12 +81,12 @@ fn data_lines(body: &str) -> Vec<&str> {
 }
 
 /// Sends one request on its own connection and reads the answer to its end.
-pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
+pub(crate) fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
     send_with(address, method, path, &[], body)
 }
 
 /// [`send`] with headers.
-pub fn send_with(
+pub(crate) fn send_with(
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -99,24 +99,24 @@ pub fn send_with(
 }
 
 /// Posts JSON.
-pub fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
+pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
     send(address, "POST", path, &body.to_string())
 }
 
 /// Gets a path.
-pub fn get(address: SocketAddr, path: &str) -> Answer {
+pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
     send(address, "GET", path, "")
 }
 
 /// An open connection.
 #[derive(Debug)]
-pub struct Open {
+pub(crate) struct Open {
     reader: BufReader<TcpStream>,
 }
 
 impl Open {
     /// Connects.
-    pub fn start(address: SocketAddr) -> Open {
+    pub(crate) fn start(address: SocketAddr) -> Open {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_read_timeout(Some(HANG)).unwrap();
         Open {
@@ -125,12 +125,18 @@ impl Open {
     }
 
     /// Sends bytes as they are.
-    pub fn raw(&mut self, bytes: &[u8]) {
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.reader.get_mut().write_all(bytes).unwrap();
     }
 
     /// Sends a request.
-    pub fn request(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
+    pub(crate) fn request(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -144,13 +150,13 @@ impl Open {
     }
 
     /// Posts JSON.
-    pub fn post(&mut self, path: &str, body: &Value) {
+    pub(crate) fn post(&mut self, path: &str, body: &Value) {
         self.request("POST", path, &[], &body.to_string());
     }
 
     /// Sends bytes that the server may refuse half-way, and reads the status; none when it only
     /// closed the connection.
-    pub fn raw_until_refused(&mut self, bytes: &[u8]) -> Option<u16> {
+    pub(crate) fn raw_until_refused(&mut self, bytes: &[u8]) -> Option<u16> {
         if self.reader.get_mut().write_all(bytes).is_err() {
             return None;
         }
@@ -160,7 +166,7 @@ impl Open {
     }
 
     /// Reads status and headers.
-    pub fn head(&mut self) -> (u16, Vec<(String, String)>) {
+    pub(crate) fn head(&mut self) -> (u16, Vec<(String, String)>) {
         let status_line = self.line();
         let status = status_line.split(' ').nth(1).unwrap_or_default();
         let status = status
@@ -178,7 +184,7 @@ impl Open {
     }
 
     /// Reads a whole answer.
-    pub fn answer(&mut self) -> Answer {
+    pub(crate) fn answer(&mut self) -> Answer {
         let (status, headers) = self.head();
         let find = |name: &str| headers.iter().find(|(found, _)| found == name);
         let mut body = Vec::new();
@@ -198,7 +204,7 @@ impl Open {
     }
 
     /// Reads one chunk of a chunked body; `None` after the last.
-    pub fn chunk(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = usize::from_str_radix(&self.line(), 16).expect("a chunk size");
         let mut chunk = vec![0; size];
         self.reader.read_exact(&mut chunk).unwrap();
@@ -206,23 +212,13 @@ impl Open {
         (size > 0).then_some(chunk)
     }
 
-    /// Reads events of a stream until one holds `text`.
-    pub fn until_event_with(&mut self, text: &str) {
-        loop {
-            let chunk = self.chunk().expect("the stream goes on");
-            if String::from_utf8(chunk).unwrap().contains(text) {
-                return;
-            }
-        }
-    }
-
     /// True when the server closes the connection without a further byte.
-    pub fn is_closed(&mut self) -> bool {
+    pub(crate) fn is_closed(&mut self) -> bool {
         self.reader.read(&mut [0]).unwrap() == 0
     }
 
     /// Ends our sending side; the server cannot tell this from a vanished client.
-    pub fn half_close(&self) {
+    pub(crate) fn half_close(&self) {
         self.reader.get_ref().shutdown(Shutdown::Write).unwrap();
     }
 

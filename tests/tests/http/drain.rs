@@ -1,19 +1,10 @@
 //! Shutdown (J4): running requests finish or end with an error, new ones are refused, probes tell
 //! the truth. The signals themselves are tested on the binary, at the end.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
-use client::Open;
+use crate::client::Open;
+use crate::server::{ParrotSetup, Server};
 use rootstock_server::config::HttpLimits;
 use serde_json::{Value, json};
-use server::{ParrotSetup, Server};
 
 fn completion(prompt: &str, stream: bool) -> Value {
     json!({"model": "m", "prompt": prompt, "max_tokens": 1000, "stream": stream})

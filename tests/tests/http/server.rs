@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use rootstock_engine::gguf::Gguf;
@@ -20,22 +20,21 @@ use super::tiny_model::{CONTEXT, TinyModel};
 
 /// A running server.
 #[derive(Debug)]
-pub struct Server {
-    pub address: SocketAddr,
-    pub app: Arc<App>,
-    pub service: Service,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) service: Service,
     /// The parrot's strings, where there is one.
-    pub perch: Perch,
+    pub(crate) perch: Perch,
     stop: Mutex<Option<oneshot::Sender<()>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a parrot's server is made with.
 #[derive(Debug)]
-pub struct ParrotSetup {
-    pub service: ServiceConfig,
-    pub limits: HttpLimits,
-    pub pages: u32,
+pub(crate) struct ParrotSetup {
+    pub(crate) service: ServiceConfig,
+    pub(crate) limits: HttpLimits,
+    pub(crate) pages: u32,
 }
 
 impl Default for ParrotSetup {
@@ -56,7 +55,7 @@ impl Default for ParrotSetup {
 
 impl Server {
     /// A server that repeats its prompts.
-    pub fn parrot(setup: ParrotSetup) -> Server {
+    pub(crate) fn parrot(setup: ParrotSetup) -> Server {
         let model = TinyModel::without_weights();
         let file = Gguf::open(&model.path).unwrap();
         let perch = Perch::default();
@@ -77,7 +76,7 @@ impl Server {
     }
 
     /// A server over a model file.
-    pub fn model(path: &Path, config: ServiceConfig) -> Server {
+    pub(crate) fn model(path: &Path, config: ServiceConfig) -> Server {
         let file = Gguf::open(path).unwrap();
         let service = Service::start(&file, config).unwrap();
         Server::start(service, &file, HttpLimits::default(), Perch::default())
@@ -94,14 +93,13 @@ impl Server {
         let listener = runtime.block_on(async { bound.listen() }).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let run = serve::run(Arc::clone(&app), listener, async {
+        let run = serve::run(app, listener, async {
             // A dropped sender is a wish to stop too.
             drop(stopped.await);
         });
         let thread = std::thread::spawn(move || runtime.block_on(run));
         Server {
             address,
-            app,
             service,
             perch,
             stop: Mutex::new(Some(stop)),
@@ -110,17 +108,17 @@ impl Server {
     }
 
     /// Posts JSON.
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
         client::post(self.address, path, body)
     }
 
     /// Gets a path.
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         client::get(self.address, path)
     }
 
     /// The value of a metric line, label included.
-    pub fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").body;
         let line = text
             .lines()
@@ -131,7 +129,7 @@ impl Server {
     }
 
     /// Asks for the metrics until one has reached `least`.
-    pub fn until_metric(&self, name: &str, least: f64) {
+    pub(crate) fn until_metric(&self, name: &str, least: f64) {
         for _ in 0..100_000 {
             if self.metric(name) >= least {
                 return;
@@ -141,7 +139,7 @@ impl Server {
     }
 
     /// Asks for the engine's counters until they are as wanted.
-    pub fn until_stats(&self, wanted: impl Fn(&Stats) -> bool) {
+    pub(crate) fn until_stats(&self, wanted: impl Fn(&Stats) -> bool) {
         for _ in 0..100_000 {
             if wanted(&self.service.stats()) {
                 return;
@@ -156,12 +154,12 @@ impl Server {
     }
 
     /// Begins the shutdown, as a signal would.
-    pub fn begin_drain(&self) {
+    pub(crate) fn begin_drain(&self) {
         drop(self.stop.lock().unwrap().take());
     }
 
     /// Waits for the end of the server's thread.
-    pub fn join(&self) {
+    pub(crate) fn join(&self) {
         if let Some(thread) = self.thread.lock().unwrap().take() {
             thread.join().unwrap();
         }

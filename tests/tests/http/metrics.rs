@@ -1,17 +1,8 @@
 //! Metrics that add up (J2): one server, one history of requests, one scrape.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
+use crate::server::{ParrotSetup, Server};
 use rootstock_engine::service::ServiceConfig;
 use serde_json::{Value, json};
-use server::{ParrotSetup, Server};
 
 const PROMPT: &str = "rootstock_prompt_tokens_total";
 const REUSED: &str = "rootstock_reused_tokens_total{tier=\"device\"}";

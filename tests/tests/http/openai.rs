@@ -1,21 +1,12 @@
 //! The OpenAI routes over a backend that repeats its prompt: text (E1), usage (E2), mistakes
 //! (E5), metrics (J2) and labels (J5). One server for the whole file.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
 use std::sync::OnceLock;
 
-use client::{Answer, Open};
+use crate::client::{Answer, Open};
+use crate::server::{ParrotSetup, Server};
+use crate::tiny_model::{DEF, HI, IM_END};
 use serde_json::{Value, json};
-use server::{ParrotSetup, Server};
-use tiny_model::{DEF, HI, IM_END};
 
 fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
@@ -378,13 +369,13 @@ fn mistakes_are_400_and_name_the_parameter_before_anything_is_queued() {
 #[test]
 fn a_body_that_is_no_json_object_is_400_in_the_apis_error_form() {
     for body in ["", "{", "[1,2]", "\"x\"", "{\"messages\": [}"] {
-        let answer = client::send(server().address, "POST", "/v1/chat/completions", body);
+        let answer = crate::client::send(server().address, "POST", "/v1/chat/completions", body);
         assert_eq!(answer.status, 400, "{body}");
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
     }
     let deep = "[".repeat(100_000);
     assert_eq!(
-        client::send(server().address, "POST", "/v1/completions", &deep).status,
+        crate::client::send(server().address, "POST", "/v1/completions", &deep).status,
         400
     );
 }
@@ -566,7 +557,7 @@ fn odd_labels_do_no_harm() {
     for label in ["", long.as_str(), "caf\u{e9}"] {
         let headers = [("x-request-id", label)];
         let answer =
-            client::send_with(server().address, "POST", "/v1/completions", &headers, &body);
+            crate::client::send_with(server().address, "POST", "/v1/completions", &headers, &body);
         assert_eq!(answer.status, 200, "{} bytes", label.len());
         assert_eq!(answer.header("x-request-id"), None);
     }

@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rootstock_engine::gguf::{GgufWriter, Value};
 use rootstock_engine::tokenizer::byte_alphabet;
 
-/// Token ids of the vocabulary beyond the 256 bytes, which are their own ids.
-pub const DE: u32 = 256;
-pub const DEF: u32 = 257;
-pub const HI: u32 = 258;
-pub const IM_START: u32 = 259;
-pub const IM_END: u32 = 260;
-pub const VOCAB: u32 = 261;
+/// Token ids of the vocabulary beyond the 256 bytes, which are their own ids; 256 is "DE".
+pub(crate) const DEF: u32 = 257;
+pub(crate) const HI: u32 = 258;
+pub(crate) const IM_START: u32 = 259;
+pub(crate) const IM_END: u32 = 260;
+pub(crate) const VOCAB: u32 = 261;
 
 /// As ChatML, without a default system message.
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
@@ -28,22 +27,22 @@ const LAYERS: usize = 2;
 const KV_WIDTH: usize = 32;
 
 /// Positions of the tiny model.
-pub const CONTEXT: u32 = 4096;
+pub(crate) const CONTEXT: u32 = 4096;
 
 /// A model file in the temporary folder, removed at the end.
 #[derive(Debug)]
-pub struct TinyModel {
-    pub path: PathBuf,
+pub(crate) struct TinyModel {
+    pub(crate) path: PathBuf,
 }
 
 impl TinyModel {
     /// Vocabulary and template alone, for backends that need no weights.
-    pub fn without_weights() -> TinyModel {
+    pub(crate) fn without_weights() -> TinyModel {
         write(header())
     }
 
     /// With the weights of a random Llama: 2 layers, 64 dimensions, 4 heads on 2 KV heads.
-    pub fn with_weights() -> TinyModel {
+    pub(crate) fn with_weights() -> TinyModel {
         write(weights(header()))
     }
 }
@@ -72,10 +71,10 @@ fn header() -> GgufWriter {
     GgufWriter::new()
         .text("general.architecture", "llama")
         .text("general.name", "tiny")
-        .int("llama.block_count", LAYERS as i32)
+        .int("llama.block_count", i32::try_from(LAYERS).unwrap())
         .int("llama.context_length", CONTEXT)
-        .int("llama.embedding_length", DIM as i32)
-        .int("llama.feed_forward_length", FFN as i32)
+        .int("llama.embedding_length", i32::try_from(DIM).unwrap())
+        .int("llama.feed_forward_length", i32::try_from(FFN).unwrap())
         .int("llama.attention.head_count", 4)
         .int("llama.attention.head_count_kv", 2)
         .int("llama.rope.dimension_count", 16)

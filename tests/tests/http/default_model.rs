@@ -1,21 +1,12 @@
 //! The default model end to end: it is fetched by the server's own downloader where it is not in
 //! the cache; only when it is not to be had are the tests skipped, with a line that says so.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
 use std::sync::OnceLock;
 
+use crate::server::Server;
 use rootstock_engine::model_source::{ModelSpec, resolve};
 use rootstock_engine::service::ServiceConfig;
 use serde_json::{Value, json};
-use server::Server;
 
 /// The server, or none when there is no model.
 fn server() -> Option<&'static Server> {

@@ -1,19 +1,10 @@
 //! When it breaks (E6) and when the client is gone (J3), over a backend that fails, panics and
 //! waits on command. Each test has a server of its own, because it breaks it.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
-use client::Open;
+use crate::client::Open;
+use crate::server::{ParrotSetup, Server};
 use rootstock_engine::service::ServiceConfig;
 use serde_json::{Value, json};
-use server::{ParrotSetup, Server};
 
 const CANCELLED: &str = "rootstock_answers_total{outcome=\"cancelled\"}";
 

@@ -2,20 +2,11 @@
 //! that nothing is downloaded. Texts must not depend on what else runs, on the size of the pool or
 //! on the number of steps in flight; priorities must show in what stays cached.
 
-#[path = "http_support/client.rs"]
-mod client;
-#[path = "http_support/parrot.rs"]
-mod parrot;
-#[path = "http_support/server.rs"]
-mod server;
-#[path = "http_support/tiny_model.rs"]
-mod tiny_model;
-
+use crate::server::Server;
+use crate::tiny_model::TinyModel;
 use rootstock::radix::PolicyKind;
 use rootstock_engine::service::ServiceConfig;
 use serde_json::{Value, json};
-use server::Server;
-use tiny_model::TinyModel;
 
 fn start(config: ServiceConfig) -> Server {
     let model = TinyModel::with_weights();
@@ -30,7 +21,7 @@ fn start(config: ServiceConfig) -> Server {
 
 fn flush(server: &Server) {
     server.until_stats(|stats| stats.live == 0);
-    let flushed = client::send(server.address, "POST", "/flush_cache", "");
+    let flushed = crate::client::send(server.address, "POST", "/flush_cache", "");
     assert_eq!(flushed.status, 200, "{}", flushed.body);
 }
 

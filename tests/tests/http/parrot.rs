@@ -24,7 +24,7 @@ const HOLD: u32 = b'@' as u32;
 
 /// The test's side of a parrot.
 #[derive(Clone, Debug, Default)]
-pub struct Perch {
+pub(crate) struct Perch {
     inner: Arc<Inner>,
 }
 
@@ -47,18 +47,13 @@ struct State {
 
 impl Perch {
     /// Lets steps at `@` go on, for good.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.inner.state.lock().unwrap().open = true;
         self.inner.changed.notify_all();
     }
 
-    /// Steps at `@` wait again.
-    pub fn close(&self) {
-        self.inner.state.lock().unwrap().open = false;
-    }
-
     /// Waits until a step is at `@`.
-    pub fn until_holding(&self) {
+    pub(crate) fn until_holding(&self) {
         let state = self.inner.state.lock().unwrap();
         drop(
             self.inner
@@ -69,25 +64,25 @@ impl Perch {
     }
 
     /// Every later step fails for good: the engine is lost.
-    pub fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.inner.state.lock().unwrap().lost = true;
     }
 
     /// Tokens drawn for the request that drew last to come in.
-    pub fn drawn_by_latest(&self) -> u32 {
+    pub(crate) fn drawn_by_latest(&self) -> u32 {
         let state = self.inner.state.lock().unwrap();
         state.drawn.last_key_value().map_or(0, |(_, drawn)| *drawn)
     }
 
     /// Positions computed so far.
-    pub fn computed(&self) -> u64 {
+    pub(crate) fn computed(&self) -> u64 {
         self.inner.state.lock().unwrap().computed
     }
 }
 
 /// The backend.
 #[derive(Debug)]
-pub struct Parrot {
+pub(crate) struct Parrot {
     perch: Perch,
     layout: KvLayout,
     kv: Vec<u32>,
@@ -96,7 +91,7 @@ pub struct Parrot {
 
 impl Parrot {
     /// A parrot with `pages` usable pages of `page_tokens`.
-    pub fn new(perch: &Perch, pages: u32, page_tokens: u32) -> Parrot {
+    pub(crate) fn new(perch: &Perch, pages: u32, page_tokens: u32) -> Parrot {
         let spec = LayoutSpec {
             order: LayoutOrder::PageFirst,
             page_tokens,

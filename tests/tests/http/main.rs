@@ -1,0 +1,22 @@
+//! The server through its public edge: HTTP over real sockets, one process for all of it.
+//!
+//! Backends: a parrot that repeats its prompt and fails on command, a small random Llama made
+//! here, and the default model where it can be had.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests stop at the first surprise and say what they skipped"
+)]
+
+mod broken;
+mod client;
+mod default_model;
+mod drain;
+mod limits;
+mod metrics;
+mod model;
+mod openai;
+mod parrot;
+mod server;
+mod tiny_model;
