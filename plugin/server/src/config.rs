@@ -228,7 +228,7 @@ mod tests {
             ..Options::default()
         };
         let error = Config::new(&options, None).unwrap_err().to_string();
-        assert_eq!(error, "--page-size is 0; 1 to 1024 tokens are possible");
+        assert_eq!(error, "--page-size is 0; 1 to 1024 are possible");
         let options = Options {
             aging_s: Some(f64::NAN),
             ..Options::default()

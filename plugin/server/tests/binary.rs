@@ -58,7 +58,10 @@ impl Running {
             "--threads",
             "1",
         ];
-        #[expect(clippy::zombie_processes, reason = "a panic ends the test and its children")]
+        #[expect(
+            clippy::zombie_processes,
+            reason = "a panic ends the test and its children"
+        )]
         let mut child = rootstock(&[&fixed[..], arguments].concat())
             .spawn()
             .unwrap();
