@@ -33,7 +33,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::tokenizer::{Specials, Tokenizer, TokenizerError};
+use crate::tokenizer::{Tokenizer, TokenizerError};
 use store::{Place, Store};
 
 /// The kept answers of all conversations. Shared by reference; the lock is held for look-ups only,
@@ -90,8 +90,8 @@ impl History {
         }
     }
 
-    /// Encodes a text whose special tokens count (a rendered conversation or a raw prompt), with
-    /// the ids that parts of it had when the model wrote them.
+    /// Encodes a text whose special tokens count (a raw prompt), with the ids that parts of it had
+    /// when the model wrote them.
     ///
     /// `namespace` parts tenants and models that must not see each other's answers.
     ///
@@ -106,23 +106,41 @@ impl History {
         tokenizer: &Tokenizer,
         text: &str,
     ) -> Result<Encoded, TokenizerError> {
-        let (splices, place) = self.lock().find(namespace, tokenizer, text);
-        let mut ids: Vec<u32> = tokenizer.leading_bos(text).into_iter().collect();
+        self.encode_guarded(namespace, tokenizer, text, &[])
+    }
+
+    /// As [`History::encode`], for a rendered conversation: at the bytes of `literal` (ascending)
+    /// no control token begins, and none is spliced there either.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_guarded(
+        &self,
+        namespace: u64,
+        tokenizer: &Tokenizer,
+        text: &str,
+        literal: &[usize],
+    ) -> Result<Encoded, TokenizerError> {
+        let (mut splices, place) = self.lock().find(namespace, tokenizer, text);
+        splices
+            .retain(|splice| !tokenizer.has_control_at(&splice.ids, splice.bytes.start, literal));
+        // A BOS that a message begins with is not the model's.
+        let head = if literal.first() == Some(&0) {
+            ""
+        } else {
+            text
+        };
+        let mut ids: Vec<u32> = tokenizer.leading_bos(head).into_iter().collect();
         let mut spliced = Vec::with_capacity(splices.len());
         let mut at = 0;
         for splice in &splices {
-            let between = text.get(at..splice.bytes.start).unwrap_or_default();
-            tokenizer.encode_into(between, Specials::Parse, &mut ids)?;
+            tokenizer.encode_guarded(text, at..splice.bytes.start, literal, &mut ids)?;
             let start = ids.len();
             ids.extend_from_slice(&splice.ids);
             spliced.push(start..ids.len());
             at = splice.bytes.end;
         }
-        tokenizer.encode_into(
-            text.get(at..).unwrap_or_default(),
-            Specials::Parse,
-            &mut ids,
-        )?;
+        tokenizer.encode_guarded(text, at..text.len(), literal, &mut ids)?;
         Ok(Encoded {
             ids,
             spliced,

@@ -8,12 +8,16 @@
 //! A render also tells which bytes of the text came from which message (see [`Span`]), so that
 //! the cache can know system prompt, tools, history and tool output apart without hints.
 //!
+//! Text of control tokens inside messages, tools and variables is told apart from the template's
+//! own (see [`Rendered::literal`]), so that a message cannot end itself and begin another.
+//!
 //! Nothing here guesses: a model without a template is refused, and the caller names the
 //! alternative (raw completions).
 
 mod date;
 mod error;
 mod functions;
+mod shield;
 mod spans;
 mod values;
 
@@ -26,6 +30,7 @@ pub use spans::{Part, Span};
 
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
+use shield::Shield;
 
 /// Work of one render: about one unit an instruction or 64 bytes made, so at most 256 MiB.
 const FUEL: u64 = 4 << 20;
@@ -44,6 +49,8 @@ pub struct ChatTemplate {
     eos: String,
     /// Texts that close a turn, for the borders of spans.
     closings: Vec<String>,
+    /// Tells control tokens of the conversation from those of the template.
+    shield: Option<Shield>,
     has_tool_variant: bool,
 }
 
@@ -71,6 +78,9 @@ pub struct Rendered {
     pub text: String,
     /// Which bytes came from what: in order, without gaps or overlaps, covering the whole text.
     pub spans: Vec<Span>,
+    /// Where texts of control tokens begin that came with the conversation: bytes of the text,
+    /// ascending. They are to be encoded as plain text.
+    pub literal: Vec<usize>,
 }
 
 impl ChatTemplate {
@@ -95,10 +105,11 @@ impl ChatTemplate {
                 .map(str::to_owned)
         };
         template.closings = tokenizer.end_tokens().iter().filter_map(closing).collect();
+        template.shield = Shield::new(tokenizer);
         Ok(template)
     }
 
-    /// A template from its source, without BOS and EOS texts.
+    /// A template from its source, without BOS and EOS texts; it knows no control tokens.
     ///
     /// # Errors
     /// It is too long or does not compile; the message has the line.
@@ -122,6 +133,7 @@ impl ChatTemplate {
             bos: String::new(),
             eos: String::new(),
             closings: Vec::new(),
+            shield: None,
             has_tool_variant: false,
         };
         template.add(MAIN, source)?;
@@ -147,7 +159,8 @@ impl ChatTemplate {
     /// what went wrong inside it, or a limit.
     ///
     /// # Cost
-    /// Two renders: the second, with marks in place of the contents, finds the spans.
+    /// Two renders: the second, with marks in place of the contents, finds the spans. A third when
+    /// the conversation holds text of control tokens.
     pub fn render(&self, args: &RenderArgs<'_>) -> Result<Rendered, TemplateError> {
         let messages = args.messages.as_array().ok_or(TemplateError::Messages)?;
         let text = self.render_messages(args, messages)?;
@@ -160,7 +173,43 @@ impl ChatTemplate {
             has_answer_head: args.add_generation_prompt,
         };
         let spans = spans::find(&text, skeleton.as_deref(), &marks, tools, frame);
-        Ok(Rendered { text, spans })
+        let literal = self.literal(args, &text)?;
+        Ok(Rendered {
+            text,
+            spans,
+            literal,
+        })
+    }
+
+    /// Where the text has control tokens that are the conversation's own.
+    fn literal(&self, args: &RenderArgs<'_>, text: &str) -> Result<Vec<usize>, TemplateError> {
+        let Some(shield) = &self.shield else {
+            return Ok(Vec::new());
+        };
+        let mut messages = args.messages.clone();
+        let mut tools = args.tools.cloned();
+        let mut extra = args.extra.cloned();
+        let any = [
+            shield.mark_all(&mut messages),
+            tools.as_mut().is_some_and(|tools| shield.mark_all(tools)),
+            extra
+                .as_mut()
+                .is_some_and(|extra| shield.mark_fields(extra)),
+        ];
+        if !any.contains(&true) {
+            return Ok(Vec::new());
+        }
+        let marked = RenderArgs {
+            messages: &messages,
+            tools: tools.as_ref(),
+            extra: extra.as_ref(),
+            ..*args
+        };
+        let messages = messages.as_array().ok_or(TemplateError::Messages)?;
+        self.render_messages(&marked, messages)
+            .ok()
+            .and_then(|marked| shield::places(text, &marked))
+            .ok_or(TemplateError::ControlTokens)
     }
 
     fn render_messages(

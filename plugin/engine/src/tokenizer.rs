@@ -20,9 +20,10 @@ mod memo;
 mod pretokenizer;
 mod vocabulary;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, Match, MatchKind};
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
@@ -83,6 +84,10 @@ impl Finder {
                 source,
             })?;
         Ok(Self { search, ids })
+    }
+
+    fn id(&self, found: Match) -> Option<u32> {
+        self.ids.get(found.pattern().as_usize()).copied()
     }
 }
 
@@ -159,6 +164,56 @@ impl Tokenizer {
             at = found.end();
         }
         self.encode_plain(text.get(at..).unwrap_or_default(), ids)
+    }
+
+    /// Encodes a part of a text as [`Specials::Parse`] does, except that no control token begins
+    /// at the bytes of `literal` (ascending, counted in the whole text): what stands there is text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_into`].
+    pub(crate) fn encode_guarded(
+        &self,
+        text: &str,
+        part: Range<usize>,
+        literal: &[usize],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let text = text.get(..part.end).unwrap_or_default();
+        let (mut at, mut from) = (part.start, part.start);
+        while from <= text.len()
+            && let Some(found) = self.all.search.find(Input::new(text).range(from..))
+        {
+            let Some((id, end)) = self.allowed(text, found, literal) else {
+                from = found.start() + 1;
+                continue;
+            };
+            self.encode_plain(text.get(at..found.start()).unwrap_or_default(), ids)?;
+            ids.push(id);
+            (at, from) = (end, end);
+        }
+        self.encode_plain(text.get(at..).unwrap_or_default(), ids)
+    }
+
+    /// The longest special token that may begin where this one was found, and where it ends.
+    fn allowed(&self, text: &str, found: Match, literal: &[usize]) -> Option<(u32, usize)> {
+        let start = found.start();
+        if literal.binary_search(&start).is_err() {
+            return Some((self.all.id(found)?, found.end()));
+        }
+        let plain = Input::new(text).range(start..found.end());
+        let shorter = self.plain.search.find(plain)?;
+        (shorter.start() == start).then_some((self.plain.id(shorter)?, shorter.end()))
+    }
+
+    /// Whether ids that spell the text from `at` on have a control token where text is meant.
+    pub(crate) fn has_control_at(&self, ids: &[u32], mut at: usize, literal: &[usize]) -> bool {
+        !literal.is_empty()
+            && ids.iter().any(|&id| {
+                let here = at;
+                at += self.token_bytes(id).len();
+                matches!(self.kind(id), TokenKind::Control | TokenKind::Unknown)
+                    && literal.binary_search(&here).is_ok()
+            })
     }
 
     fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {

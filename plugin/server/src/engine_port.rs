@@ -234,9 +234,19 @@ impl Engine {
     /// # Errors
     /// When the text has no tokens or cannot be encoded.
     pub fn text_prompt(&self, text: &str, salt: Option<&str>) -> Result<Prompt, PromptError> {
+        self.guarded_prompt(text, &[], salt)
+    }
+
+    /// As [`Engine::text_prompt`]; at the bytes of `literal` no control token is read.
+    fn guarded_prompt(
+        &self,
+        text: &str,
+        literal: &[usize],
+        salt: Option<&str>,
+    ) -> Result<Prompt, PromptError> {
         let encoded = self
             .history
-            .encode(history_namespace(salt), &self.tokenizer, text)
+            .encode_guarded(history_namespace(salt), &self.tokenizer, text, literal)
             .map_err(|error| PromptError(error.to_string()))?;
         if encoded.ids.is_empty() {
             return Err(PromptError(
@@ -251,7 +261,8 @@ impl Engine {
     }
 
     /// A conversation as tokens, with the head of the answer to come; else as
-    /// [`Engine::text_prompt`].
+    /// [`Engine::text_prompt`]. Only the template's control tokens are read as such, never those
+    /// that stand in messages or tools.
     ///
     /// # Errors
     /// When the model has no chat template, or it refuses the conversation.
@@ -275,7 +286,7 @@ impl Engine {
         let rendered = template
             .render(&args)
             .map_err(|error| PromptError(error.to_string()))?;
-        let prompt = self.text_prompt(&rendered.text, salt)?;
+        let prompt = self.guarded_prompt(&rendered.text, &rendered.literal, salt)?;
         let lengths = prompt
             .tokens
             .iter()

@@ -37,6 +37,12 @@ pub enum TemplateError {
     /// A text beyond the limit.
     #[error("the rendered conversation has {bytes} bytes, the limit is {limit}")]
     TextTooLong { bytes: usize, limit: usize },
+    /// Text of a control token in a message that the template looks at.
+    #[error(
+        "the conversation holds the text of a control token (such as <|im_end|>) where the chat \
+         template of this model reads it, so it cannot be kept apart; remove it"
+    )]
+    ControlTokens,
 }
 
 impl TemplateError {
@@ -66,9 +72,11 @@ impl TemplateError {
     #[must_use]
     pub fn is_callers(&self) -> bool {
         match self {
-            Self::Messages | Self::Raised { .. } | Self::OutOfFuel | Self::TextTooLong { .. } => {
-                true
-            }
+            Self::Messages
+            | Self::Raised { .. }
+            | Self::OutOfFuel
+            | Self::TextTooLong { .. }
+            | Self::ControlTokens => true,
             Self::Absent
             | Self::File(_)
             | Self::SourceTooLong { .. }
