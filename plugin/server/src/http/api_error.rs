@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// Why a request was refused or broke. Every variant has one row in [`ApiError::row`].
+/// Why a request was refused or broke. Every variant has one row of status, type and code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ErrorKind {
     /// The body or a field of it is wrong.
