@@ -1,4 +1,4 @@
-//! A whole engine in a hundred lines: `ServingCore` decides, a toy backend computes.
+//! A whole engine in less than two hundred lines: `ServingCore` decides, a toy backend computes.
 //!
 //! The toy's "KV" of a token is the token itself, written to the slot that the plan names. The
 //! next token is a hash of everything read back through the page table: a wrong page would change

@@ -9,6 +9,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
+use rootstock::hints::Compat;
 
 use crate::config::HttpLimits;
 use crate::engine_port::{Engine, EngineCollector};
@@ -34,6 +35,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Limits of bodies and connections.
     pub limits: HttpLimits,
+    /// Whose rule turns hints into a place in the queue.
+    pub compat: Compat,
     /// Seconds since 1970 at the start.
     pub started_s: u64,
     start_nanos: u64,
@@ -43,12 +46,18 @@ pub struct App {
 impl App {
     /// A server that takes requests.
     pub fn new(engine: Engine, limits: HttpLimits) -> Arc<App> {
+        App::with_compat(engine, limits, Compat::default())
+    }
+
+    /// As [`App::new`], with another rule for hints.
+    pub fn with_compat(engine: Engine, limits: HttpLimits, compat: Compat) -> Arc<App> {
         let engine = Arc::new(engine);
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
             engine,
             life: Arc::default(),
             limits,
+            compat,
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
             next_id: AtomicU64::new(1),

@@ -93,6 +93,7 @@ impl ServeArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::CompatName;
     use clap::CommandFactory;
 
     #[test]
@@ -110,6 +111,21 @@ mod tests {
             panic!("not serve")
         };
         assert_eq!(args.options.port, Some(2));
+    }
+
+    #[test]
+    fn every_policy_of_cache_and_scheduler_can_be_chosen() {
+        for policy in crate::replay::Policy::all() {
+            let flags = ["rootstock", "--policy", policy.name];
+            assert!(Cli::try_parse_from(flags).is_ok(), "{}", policy.name);
+        }
+        for order in ["priority", "lpm", "dfs-weight", "lof", "fcfs"] {
+            let flags = ["rootstock", "--schedule-policy", order];
+            assert!(Cli::try_parse_from(flags).is_ok(), "{order}");
+        }
+        let compat = Cli::parse_from(["rootstock", "--compat", "dynamo-1.6"]);
+        assert_eq!(compat.serve.options.compat, Some(CompatName::Dynamo16));
+        assert!(Cli::try_parse_from(["rootstock", "--policy", "random"]).is_err());
     }
 
     #[test]

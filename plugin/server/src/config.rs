@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::options::{EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
+use crate::options::{CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
 
 const MIB: u64 = 1 << 20;
 
@@ -45,6 +45,8 @@ pub struct Config {
     pub policy: EvictionName,
     /// Queue order.
     pub schedule_policy: ScheduleName,
+    /// How hints become a place in the queue.
+    pub compat: CompatName,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
     pub aging_s: f64,
     /// Threads of the CPU kernels; `None` is what the machine has.
@@ -119,6 +121,7 @@ impl Config {
             max_model_len: options.max_model_len,
             policy: options.policy.unwrap_or(EvictionName::Priority),
             schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
+            compat: options.compat.unwrap_or_default(),
             aging_s: options.aging_s.unwrap_or(30.0),
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
@@ -152,6 +155,7 @@ impl Config {
             max_model_len: self.max_model_len,
             policy: Some(self.policy),
             schedule_policy: Some(self.schedule_policy),
+            compat: Some(self.compat),
             aging_s: Some(self.aging_s),
             threads: self.threads,
             isa: Some(self.isa),

@@ -189,10 +189,17 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         policy: match config.policy {
             EvictionName::Lru => PolicyKind::Lru,
             EvictionName::Priority => PolicyKind::Priority,
+            EvictionName::Lfu => PolicyKind::Lfu,
+            EvictionName::Fifo => PolicyKind::Fifo,
+            EvictionName::Filo => PolicyKind::Filo,
+            EvictionName::Mru => PolicyKind::Mru,
+            EvictionName::Slru => PolicyKind::Slru,
         },
         schedule_policy: match config.schedule_policy {
             ScheduleName::Fcfs => SchedulePolicy::Fcfs,
             ScheduleName::Lpm => SchedulePolicy::Lpm,
+            ScheduleName::DfsWeight => SchedulePolicy::DfsWeight,
+            ScheduleName::Lof => SchedulePolicy::Lof,
             ScheduleName::Priority => SchedulePolicy::Priority,
         },
         aging_s: config.aging_s,

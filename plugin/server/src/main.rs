@@ -97,9 +97,9 @@ fn serve(args: ServeArgs) -> Result<(), Box<dyn Error>> {
 async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut signals = Signals::new()?;
     let bound = Bound::new(&config.host, config.port).await?;
-    let limits = config.http;
+    let (limits, compat) = (config.http, config.compat.into());
     let loaded = load(config, &mut signals).await?;
-    let app = App::new(loaded.engine, limits);
+    let app = App::with_compat(loaded.engine, limits, compat);
     let listener = bound.listen()?;
     announce(&listener, &loaded.lines)?;
     serve::run(app, listener, signals.first()).await;

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use rootstock::hints::Compat;
 use serde::{Deserialize, Serialize};
 
 /// Declares the struct together with `or`, so that no option can be forgotten in the layering.
@@ -77,6 +78,9 @@ options! {
     /// Order of the waiting requests [default: priority]
     #[arg(long, env = "ROOTSTOCK_SCHEDULE_POLICY", value_name = "POLICY")]
     schedule_policy: ScheduleName,
+    /// Whose rule turns hints into a place in the queue [default: rootstock]
+    #[arg(long, env = "ROOTSTOCK_COMPAT", value_name = "RULE")]
+    compat: CompatName,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
     #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
     aging_s: f64,
@@ -170,18 +174,54 @@ pub enum EvictionName {
     Lru,
     /// Lowest priority, then least recently used.
     Priority,
+    /// Fewest matches, then least recently used.
+    Lfu,
+    /// What came in first.
+    Fifo,
+    /// What came in last.
+    Filo,
+    /// Most recently used.
+    Mru,
+    /// What was never matched, then least recently used.
+    Slru,
 }
 
 /// `--schedule-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ScheduleName {
     /// First come, first served.
     Fcfs,
     /// Longest cached prefix first.
     Lpm,
+    /// Depth first over shared prefixes, the largest group first.
+    DfsWeight,
+    /// Most output tokens asked for first.
+    Lof,
     /// Priority, jump, cached prefix and aging together.
     Priority,
+}
+
+/// `--compat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CompatName {
+    /// `latency_sensitivity` if present, else `priority`, decides how far a request jumps ahead.
+    #[default]
+    Rootstock,
+    /// `priority` if present, else `latency_sensitivity`.
+    #[value(name = "dynamo-1.6")]
+    #[serde(rename = "dynamo-1.6")]
+    Dynamo16,
+}
+
+impl From<CompatName> for Compat {
+    fn from(name: CompatName) -> Compat {
+        match name {
+            CompatName::Rootstock => Compat::Rootstock,
+            CompatName::Dynamo16 => Compat::Dynamo16,
+        }
+    }
 }
 
 /// `--isa`.
@@ -236,6 +276,22 @@ mod tests {
         assert_eq!(options.policy, Some(EvictionName::Lru));
         let again: Options = toml::from_str(&options.to_toml().unwrap()).unwrap();
         assert_eq!(again, options);
+    }
+
+    #[test]
+    fn a_file_spells_names_as_the_command_line_does() {
+        fn same<T: ValueEnum + Serialize>() {
+            for value in T::value_variants() {
+                let flag = value.to_possible_value().unwrap();
+                let in_file = toml::Value::try_from(value).unwrap();
+                assert_eq!(in_file.as_str(), Some(flag.get_name()));
+            }
+        }
+        same::<EvictionName>();
+        same::<ScheduleName>();
+        same::<CompatName>();
+        same::<KvDtypeName>();
+        same::<IsaName>();
     }
 
     #[test]

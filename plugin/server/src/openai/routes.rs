@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
-use rootstock::hints::{self, ParsedHints};
+use rootstock::hints::{self, Compat, ParsedHints};
 use rootstock::radix::Token;
 use serde_json::Value;
 
@@ -96,7 +96,7 @@ impl Order {
         let fields = Fields::root(body)?;
         let vocab = app.engine.card().vocab;
         let mut ask = Ask::read(&fields, vocab)?;
-        let parsed = read_hints(body, headers);
+        let parsed = read_hints(app.compat, body, headers);
         app.metrics.ignored(parsed.hints.ignored.len());
         if parsed.generation.greedy {
             ask.sampling.temperature = 0.0;
@@ -303,12 +303,13 @@ async fn whole(
     ))
 }
 
-fn read_hints(body: &Value, headers: &HeaderMap) -> ParsedHints {
+fn read_hints(compat: Compat, body: &Value, headers: &HeaderMap) -> ParsedHints {
     let pairs: Vec<(&str, &str)> = headers
         .iter()
         .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)))
         .collect();
-    hints::parse(body.get("nvext").unwrap_or(&Value::Null), body, &pairs)
+    let nvext = body.get("nvext").unwrap_or(&Value::Null);
+    hints::parse_as(compat, nvext, body, &pairs)
 }
 
 fn read_chat_prompt(
