@@ -164,7 +164,7 @@ fn a_kept_answer_does_not_bring_its_end_into_a_message() {
     let encoded = chat.encode(&chat.render(&honest, None).unwrap());
     assert_eq!(
         encoded.spliced,
-        [prompt.ids.len()..prompt.ids.len() + answer.len()]
+        std::slice::from_ref(&(prompt.ids.len()..prompt.ids.len() + answer.len()))
     );
     assert_eq!(counts(&encoded.ids), [4, 3, 1]);
 }
