@@ -293,7 +293,9 @@ impl PlanHasher {
 
     /// A plain value in postcard's form, which is self-delimiting for a known type.
     fn value<T: Serialize>(&mut self, value: &T) {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.bytes = postcard::to_extend(value, bytes).expect("plain values always serialize");
+        if postcard::to_io(value, &mut self.bytes).is_err() {
+            // Plain values always serialize; if one did not, the mark still follows from it alone.
+            self.bytes.push(u8::MAX);
+        }
     }
 }
