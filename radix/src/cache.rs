@@ -17,6 +17,7 @@ use crate::namespace::Namespaces;
 use crate::node::Node;
 use crate::order::Ranking;
 use crate::pin::Pins;
+use crate::retain::Retention;
 use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
@@ -35,6 +36,7 @@ pub struct PrefixCache {
     pub(crate) host: Option<usize>,
     pub(crate) flights: Flights,
     pub(crate) pins: Pins,
+    pub(crate) retention: Retention,
     pub(crate) write_policy: WritePolicy,
     pub(crate) max_copies: usize,
     pub(crate) layers: u16,
@@ -100,6 +102,7 @@ impl PrefixCache {
             host,
             flights: Flights::default(),
             pins: Pins::new(budget),
+            retention: Retention::default(),
             write_policy: config.write_policy,
             max_copies: config.max_copies as usize,
             layers: config.layers,
@@ -320,6 +323,7 @@ impl PrefixCache {
             copies_stray: self.flights.stray,
             pinned_pages: self.pins.pages,
             pin_budget_pages: self.pins.budget,
+            retained_nodes: narrow(self.retention.len()),
             pins_yielded: self.pins_yielded,
             stray_releases: self
                 .tiers
@@ -390,6 +394,7 @@ impl PrefixCache {
             tier.split(at, upper);
         }
         self.split_pin(at, upper);
+        self.retention.split(at, upper);
         Some(upper)
     }
 
@@ -414,7 +419,7 @@ impl PrefixCache {
         let mut at = lease.node;
         while self.tree.node(at).depth >= first && !self.tree.node(at).is_root() {
             self.tiers[tier].lease(at, self.tree.node(at));
-            self.matched(at);
+            self.matched(at, now);
             at = self.tree.node(at).parent;
         }
         self.renew_pins(lease.node, now);
@@ -435,7 +440,7 @@ impl PrefixCache {
         let mut at = node;
         while self.tree.node(at).depth >= lease.pages && !self.tree.node(at).is_root() {
             self.tiers[host].refresh(at, self.tree.node(at), self.clock);
-            self.matched(at);
+            self.matched(at, now);
             at = self.tree.node(at).parent;
         }
         self.renew_pins(node, now);
@@ -453,7 +458,8 @@ impl PrefixCache {
     }
 
     /// A request found a node.
-    fn matched(&mut self, at: u32) {
+    fn matched(&mut self, at: u32, now: Nanos) {
+        self.retention.touch(at, now);
         self.update(at, |node| node.hits = node.hits.saturating_add(1));
     }
 

@@ -4,6 +4,7 @@
 use crate::cache::PrefixCache;
 use crate::node::NIL;
 use crate::order::Order;
+use crate::retain::Retention;
 use crate::tier::Tier;
 use crate::tree::Tree;
 use rootstock_memory::{Corruption, PageId, TierId};
@@ -27,7 +28,7 @@ impl PrefixCache {
     pub fn check(&self) -> Result<(), Corruption> {
         let mut seen = 0;
         for root in self.namespaces.roots() {
-            seen += 1 + check_below(&self.tree, root)?;
+            seen += 1 + check_below(&self.tree, &self.retention, root)?;
         }
         let nodes = self.tree.nodes.len();
         ensure!(
@@ -65,6 +66,10 @@ impl PrefixCache {
         }
         self.check_copies()?;
         self.check_pins()?;
+        let priority_of = |at: u32| self.tree.nodes.get(at as usize).map(|node| node.priority);
+        if let Some(fault) = self.retention.fault(priority_of) {
+            return Err(Corruption::new("retention", fault));
+        }
         let mut leases = 0;
         for tier in &self.tiers {
             check_spans(&self.tree, tier)?;
@@ -191,7 +196,7 @@ impl PrefixCache {
 }
 
 /// Checks the links, hashes and depths below `at`; returns how many nodes there are.
-fn check_below(tree: &Tree, at: u32) -> Result<usize, Corruption> {
+fn check_below(tree: &Tree, retention: &Retention, at: u32) -> Result<usize, Corruption> {
     let mut count = 0;
     let mut stack = vec![at];
     while let Some(at) = stack.pop() {
@@ -218,7 +223,7 @@ fn check_below(tree: &Tree, at: u32) -> Result<usize, Corruption> {
             let above = tree.node(at).priority;
             ensure!(
                 "tree",
-                node.priority <= above,
+                node.priority <= above || retention.has(child),
                 "node {child} is above its parent"
             );
             let edge = tree.edge(node);

@@ -264,8 +264,11 @@ impl PrefixCache {
         self.tiers[host].pool.free().min(n)
     }
 
-    /// The rank that a node of a device would have on host.
+    /// The rank that a node of a device would have on host: a promise goes before all else.
     pub(crate) fn rank_on_host(&self, device: usize, at: u32) -> Rank {
+        if self.is_pinned(at) {
+            return (i64::MAX, u64::MAX);
+        }
         let tier = &self.tiers[device];
         let span = tier.span(at);
         // What is leased is being used now.

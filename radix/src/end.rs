@@ -39,6 +39,7 @@ impl PrefixCache {
             } else {
                 Place::Tail
             };
+            self.retention.touch(node, now);
             let free = self.tiers[at].unlease(node, self.tree.node(node), place, self.clock);
             below = free.then_some(node);
             if alone && fate == Fate::Ephemeral {

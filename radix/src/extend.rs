@@ -19,7 +19,7 @@ impl PrefixCache {
     ///
     /// Where another request was faster, its pages stay and the caller's are duplicates: with
     /// [`Dedup::Swap`] the caller changes its page table as the answer says, before the next
-    /// step; with [`Dedup::Keep`] the lease holds them. Without tokens, only the priority of the
+    /// step; with [`Dedup::Keep`] the lease holds them. Without tokens, only the importance of the
     /// leased path is raised.
     ///
     /// # Panics
@@ -32,7 +32,7 @@ impl PrefixCache {
         tokens: &[Token],
         pages: Pages,
         meta: &SpanMeta,
-        _now: Nanos,
+        now: Nanos,
     ) -> Extended {
         assert_eq!(
             tokens.len(),
@@ -45,11 +45,12 @@ impl PrefixCache {
             "pages of the lease's device"
         );
         self.clock += 1;
-        self.raise_priority(self.end_of(lease), meta.priority);
+        self.retain(self.end_of(lease), meta, now);
         let mut work = Work {
             tokens,
             pages,
             meta,
+            now,
             done: Extended::default(),
         };
         if lease.tail() == 0 && self.extend_over_cached(lease, &mut work) {
@@ -89,7 +90,7 @@ impl PrefixCache {
                 lease.own_from = lease.own_from.min(lease.pages);
                 work.done.inserted_pages += common;
             }
-            self.raise_priority(child, work.meta.priority);
+            self.retain(child, work.meta, work.now);
             lease.node = child;
             lease.pages += common;
             end = child;
@@ -134,6 +135,7 @@ impl PrefixCache {
             let leaf = self.tree.add_leaf(end, work.tokens, work.meta, self.clock);
             let pages = work.take(count, self.tree.page_tokens());
             self.tiers[tier].place(leaf, &self.tree, pages);
+            self.retain_new(leaf, work.meta, work.now);
             lease.node = leaf;
         } else {
             return;
@@ -154,21 +156,12 @@ impl PrefixCache {
         self.tree.can_grow(at)
             && node.depth >= lease.own_from
             && node.hits == 0
-            && node.priority == meta.priority
+            && self.is_retained_as(at, meta)
             && node.kind == meta.kind
             && self.tiers[tier].span(at).leases == 1
             && self.tiers[tier].span(at).busy == 0
             && !self.is_pinned(at)
             && self.only_in(tier, at)
-    }
-
-    /// Raises the priority of `at` and of its ancestors to at least `priority`. A parent is never
-    /// below its child, so the climb ends at the first that is high enough.
-    pub(crate) fn raise_priority(&mut self, mut at: u32, priority: i32) {
-        while self.tree.node(at).priority < priority {
-            self.update(at, |node| node.priority = priority);
-            at = self.tree.node(at).parent;
-        }
     }
 }
 
@@ -194,6 +187,7 @@ struct Work<'a> {
     tokens: &'a [Token],
     pages: Pages,
     meta: &'a SpanMeta,
+    now: Nanos,
     done: Extended,
 }
 

@@ -44,10 +44,44 @@ pub struct SpanMeta {
     pub kind: ContextKind,
     /// Importance; higher stays longer. A shared prefix takes the maximum.
     pub priority: i32,
+    /// Seconds of idleness after which `priority` holds no longer; `None` is never.
+    #[serde(default)]
+    pub retention_s: Option<u32>,
     /// What to do with duplicates.
     pub dedup: Dedup,
     /// Last step that may still touch these pages, if one is in flight.
     pub busy_until: Option<StepId>,
+}
+
+/// How important a span is, and for how long. Of two, the one of higher priority is stronger, of
+/// equal ones the longer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Retention {
+    /// Higher stays longer.
+    pub priority: i32,
+    /// Seconds of idleness after which it holds no longer; `None` is never.
+    pub seconds: Option<u32>,
+}
+
+impl Retention {
+    /// TensorRT-LLM's priority: 0 to 100, of which 35 is the default.
+    ///
+    /// Larger numbers count as 100.
+    pub fn of_tensorrt_priority(priority: u32, seconds: Option<u32>) -> Self {
+        let priority = i32::try_from(priority.min(100)).unwrap_or(100) - 35;
+        Self { priority, seconds }
+    }
+
+    /// The stronger of two.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        let key = |one: &Self| (one.priority, one.seconds.is_none(), one.seconds);
+        if key(&other) > key(&self) {
+            other
+        } else {
+            self
+        }
+    }
 }
 
 /// What becomes of the KV of a request that ends.
@@ -80,6 +114,12 @@ pub struct Hints {
     pub jump_s: f64,
     /// Importance for preemption and eviction; higher is more important.
     pub priority: i32,
+    /// Seconds of idleness after which `priority` holds no longer for eviction; `None` is never.
+    pub retention_s: Option<u32>,
+    /// Importance for eviction of parts of the prompt, in tokens, where it is not `priority`.
+    pub retain: Vec<(Range<u32>, Retention)>,
+    /// Importance for eviction of what is generated, where it is not `priority`.
+    pub retain_output: Option<Retention>,
     /// Queue tier; higher goes first.
     pub strict: u32,
     /// Expected output tokens.
@@ -111,5 +151,46 @@ impl Hints {
     pub fn kind_at(&self, at: Token) -> ContextKind {
         let span = self.spans.iter().find(|(range, _)| range.contains(&at));
         span.map_or(self.context.unwrap_or_default(), |&(_, kind)| kind)
+    }
+
+    /// How important the tokens `part` are for eviction: the strongest statement about any of
+    /// them. The first `prompt_tokens` are the prompt, what follows is output.
+    pub fn retention_of(&self, part: Range<u32>, prompt_tokens: u32) -> Retention {
+        let own = Retention {
+            priority: self.priority,
+            seconds: self.retention_s,
+        };
+        let asked = part.start..part.end.min(prompt_tokens);
+        let touching = self
+            .retain
+            .iter()
+            .filter(|(range, _)| range.start < asked.end && asked.start < range.end);
+        let prompt = touching.map(|&(_, said)| said).reduce(Retention::max);
+        let output = self.retain_output.filter(|_| part.end > prompt_tokens);
+        let said = [prompt, output].into_iter().flatten();
+        said.reduce(Retention::max).unwrap_or(own)
+    }
+
+    /// What is said about the pages from `pages.start` on, and where (at most at `pages.end`) the
+    /// run ends for which that is the same. A page is of the kind of its first token.
+    pub fn span(&self, pages: Range<u32>, page_tokens: u32, prompt_tokens: u32) -> (u32, SpanMeta) {
+        let said = |page: u32| {
+            let tokens = page * page_tokens..(page + 1) * page_tokens;
+            let kind = self.kind_at(tokens.start);
+            (kind, self.retention_of(tokens, prompt_tokens))
+        };
+        let first = said(pages.start);
+        let (kind, Retention { priority, seconds }) = first;
+        let mut end = pages.start + 1;
+        while end < pages.end && said(end) == first {
+            end += 1;
+        }
+        let meta = SpanMeta {
+            kind,
+            priority,
+            retention_s: seconds,
+            ..SpanMeta::default()
+        };
+        (end, meta)
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::cache::PrefixCache;
 use crate::order::Place;
-use crate::{ActReason, Action, NamespaceId, Outcome, Target, TenantId, Token, Ttl};
+use crate::{ActReason, Action, NamespaceId, Outcome, SpanMeta, Target, TenantId, Token, Ttl};
 use rootstock_memory::{CopyClass, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,13 +62,19 @@ impl PrefixCache {
             Action::Retain {
                 target: Target::Prefix { ns, tokens },
                 priority,
-                seconds: None,
+                seconds,
             } => {
                 let path = self.cached_path(*ns, tokens);
                 let Some(&last) = path.last() else {
                     return Outcome::Missing;
                 };
-                self.raise_priority(last, *priority);
+                let retention_s = seconds.map(|s| u32::try_from(s).unwrap_or(u32::MAX));
+                let meta = SpanMeta {
+                    priority: *priority,
+                    retention_s,
+                    ..SpanMeta::default()
+                };
+                self.retain(last, &meta, now);
                 self.answer(&path, tokens)
             }
             Action::Demote {
@@ -82,7 +88,8 @@ impl PrefixCache {
         }
     }
 
-    /// Lets what is due happen: pins expire. Every call that takes the time does this first.
+    /// Lets what is due happen: pins and retention expire. Every call that takes the time does
+    /// this first.
     pub fn tick(&mut self, now: Nanos) {
         self.expire(now);
     }
@@ -94,6 +101,7 @@ impl PrefixCache {
             }
             self.unpin(at);
         }
+        self.expire_retention(now);
     }
 
     /// A match used the path of `at`: its pins last their whole lifetimes again.

@@ -182,11 +182,25 @@ impl PrefixCache {
         }
         let (depth, end) = (self.tree.node(at).depth, self.tree.node(at).end());
         let start = end.saturating_sub(missing).max(depth);
+        // What goes after it in this call is worth more and fills host alone.
+        let after = missing - (end - start);
+        let pinned = self.is_pinned(at);
+        if !pinned
+            && self
+                .host
+                .is_some_and(|host| after >= self.tiers[host].pool.total())
+        {
+            return self.give_up(tier, at);
+        }
         // Cut first: only the tail is to go. Without a free node all of it goes.
         let cut = start == depth || self.split(at, start - depth).is_some();
         let start = if cut { start } else { depth };
         let rank = self.rank_on_host(tier, at);
         let got = self.room_on_host(end - start, rank);
+        if got < end - start && pinned && self.kept_by_copies(tier) > 0 {
+            // What is on its way to host will be worth less there than a promise.
+            return false;
+        }
         if got == 0 {
             return self.give_up(tier, at);
         }
@@ -274,6 +288,7 @@ impl PrefixCache {
 
     fn remove(&mut self, at: u32) {
         self.tree.remove(at);
+        self.retention.forget(at);
         for tier in &mut self.tiers {
             tier.forget(at);
         }

@@ -55,6 +55,8 @@ pub struct CacheStats {
     pub pinned_pages: u32,
     /// Most pages that may be pinned.
     pub pin_budget_pages: u32,
+    /// Nodes whose importance ends with idle time.
+    pub retained_nodes: u32,
     /// Counter: pins that gave way before their deadline.
     pub pins_yielded: u64,
     /// Counter: releases that named a page which was not out.

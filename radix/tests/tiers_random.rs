@@ -194,6 +194,7 @@ impl World {
         let tokens = &request.tokens[done * p..(done + n) * p];
         let meta = SpanMeta {
             priority: self.random.below(3) as i32 - 1,
+            retention_s: (self.random.below(2) == 0).then(|| self.random.below(20) as u32),
             dedup: if self.random.below(2) == 0 {
                 Dedup::Swap
             } else {
@@ -315,7 +316,7 @@ impl World {
                 Action::Retain {
                     target,
                     priority,
-                    seconds: None,
+                    seconds: (self.random.below(2) == 0).then(|| self.random.below(30)),
                 }
             }
         };

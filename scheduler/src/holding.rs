@@ -15,9 +15,7 @@
 //! Invariants: `table = pages(lease) ++ own.ids()`; complete pages are never written again.
 
 use rootstock_memory::{CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
-use rootstock_radix::{
-    ContextKind, Dedup, Fate, Hints, Key, Lease, PrefixCache, Short, SpanMeta, Token,
-};
+use rootstock_radix::{Fate, Hints, Key, Lease, PrefixCache, Short, SpanMeta, Token};
 
 use crate::live::count;
 
@@ -115,15 +113,16 @@ impl Holding {
         let complete = computed / self.page_tokens;
         while self.leased_pages() < complete {
             let from = self.leased_pages();
-            let (to, kind) = span_end(args.hints, from, complete, self.page_tokens);
+            let said = args
+                .hints
+                .span(from..complete, self.page_tokens, args.prompt_tokens);
+            let (to, meta) = said;
             let tail = self.own.split_off((to - from) as usize);
             let pages = std::mem::replace(&mut self.own, tail);
             let span = (from * self.page_tokens) as usize..(to * self.page_tokens) as usize;
             let meta = SpanMeta {
-                kind,
-                priority: args.hints.priority,
-                dedup: Dedup::Swap,
                 busy_until: args.busy_until,
+                ..meta
             };
             let done = cache.extend(&mut self.lease, &tokens[span], pages, &meta, args.now);
             for (index, page) in done.swapped {
@@ -186,27 +185,10 @@ impl Holding {
 #[derive(Debug)]
 pub(crate) struct PublishArgs<'a> {
     pub(crate) hints: &'a Hints,
+    pub(crate) prompt_tokens: u32,
     /// Last step in flight that may read this request's table.
     pub(crate) busy_until: Option<StepId>,
     pub(crate) now: Nanos,
-}
-
-/// End (page, at most `complete`) of the run of one context kind that starts at page `from`. A
-/// page is of the kind of its first token.
-fn span_end(hints: &Hints, from: u32, complete: u32, page_tokens: u32) -> (u32, ContextKind) {
-    let kind_at = |page: u32| {
-        let token = page * page_tokens;
-        let span = hints.spans.iter().find(|(range, _)| range.contains(&token));
-        span.map(|(_, kind)| *kind)
-            .or(hints.context)
-            .unwrap_or(ContextKind::Unknown)
-    };
-    let kind = kind_at(from);
-    let mut to = from + 1;
-    while to < complete && kind_at(to) == kind {
-        to += 1;
-    }
-    (to, kind)
 }
 
 /// Pages that `tokens` take.

@@ -236,12 +236,14 @@ impl Live {
             tokens,
             hints,
             phase,
+            prompt_tokens,
             ..
         } = self;
         let Phase::Running(run) = phase else { return };
         let busy_until = run.flight.last().copied();
         let args = PublishArgs {
             hints,
+            prompt_tokens: *prompt_tokens,
             busy_until,
             now: cx.now,
         };

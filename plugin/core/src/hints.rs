@@ -13,6 +13,7 @@
 
 mod fields;
 mod requests;
+mod retention;
 mod session;
 mod ttl;
 
@@ -119,6 +120,15 @@ impl ParsedHints {
             ));
             hints.priority = ceiling.priority;
         }
+        let said = hints.retain.iter_mut().map(|(_, said)| said);
+        let said = said.chain(&mut hints.retain_output);
+        let above = said.filter(|said| said.priority > ceiling.priority);
+        if above.map(|said| said.priority = ceiling.priority).count() > 0 {
+            notes.push(format!(
+                "retention clamped to priority {}",
+                ceiling.priority
+            ));
+        }
         if hints.strict > ceiling.strict {
             notes.push(format!(
                 "strict_priority {} clamped to {}",
@@ -204,6 +214,7 @@ pub fn parse_as(
         .agent_context
         .note_unknown(AGENT_CONTEXT_FIELDS, notes);
     pin_of(&body, &mut parsed.hints, notes);
+    retention::read(&agent_hints, &body, top, &mut parsed.hints, notes);
     parsed.hints.program.clone_from(&parsed.session.id);
     parsed.hints.parent.clone_from(&parsed.session.parent);
     parsed.hints.session_final = parsed.session.last;
@@ -230,12 +241,14 @@ const NVEXT_FIELDS: &[&str] = &[
     "router",
     "agent_hints",
     "cache_control",
+    "kv_cache_retention_config",
     "session_control",
     "agent_context",
 ];
 
 const AGENT_HINTS_FIELDS: &[&str] = &[
     "priority",
+    "retention_seconds",
     "latency_sensitivity",
     "strict_priority",
     "osl",

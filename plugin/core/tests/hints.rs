@@ -5,7 +5,7 @@ use rootstock::hints::{
     Ceiling, Compat, NOTES_MAX, ParsedHints, SALT_BYTES_MAX, TTL_CAP_S, WHOLE_PROMPT, parse,
     parse_as,
 };
-use rootstock::radix::{ContextKind, Ttl};
+use rootstock::radix::{ContextKind, Retention, Ttl};
 use serde_json::{Value, json};
 
 fn nvext(nvext: Value) -> ParsedHints {
@@ -393,4 +393,60 @@ fn generation_fields_are_read() {
     let parsed = nvext(json!({"token_data": [1, -2]}));
     assert_eq!(parsed.generation.token_data, None);
     assert_eq!(parsed.hints.ignored.len(), 1);
+}
+
+#[test]
+fn retention_is_read_in_seconds_and_in_the_terms_of_tensorrt() {
+    let parsed = agent_hints(json!({"priority": 7, "retention_seconds": 90}));
+    assert_eq!(
+        (parsed.hints.priority, parsed.hints.retention_s),
+        (7, Some(90))
+    );
+    assert!(ignored(&parsed).is_empty());
+    let config = json!({
+        "token_range_retention_configs": [
+            {"token_start": 0, "token_end": 40, "priority": 80, "duration_ms": 30_001},
+            {"start": 40, "priority": 0, "duration": null},
+        ],
+        "decode_retention_priority": 35, "decode_duration_ms": 500,
+    });
+    let said = |priority, seconds| Retention { priority, seconds };
+    let ranges = [(0..40, said(45, Some(31))), (40..u32::MAX, said(-35, None))];
+    let top = json!({ "kv_cache_retention_config": config });
+    for parsed in [nvext(top.clone()), parse(&Value::Null, &top, &[])] {
+        assert_eq!(parsed.hints.retain, ranges);
+        assert_eq!(parsed.hints.retain_output, Some(said(0, Some(1))));
+        assert!(ignored(&parsed).is_empty(), "{:?}", ignored(&parsed));
+    }
+}
+
+#[test]
+fn retention_that_cannot_be_read_is_noted_and_bounded() {
+    let ranges = |ranges: Value| {
+        let config = json!({ "token_range_retention_configs": ranges });
+        nvext(json!({ "kv_cache_retention_config": config }))
+    };
+    let parsed = ranges(json!([
+        {"token_start": 9, "token_end": 9, "priority": 80},
+        {"priority": 101},
+        {"token_start": -1, "priority": "high", "duration_ms": -1},
+        7,
+    ]));
+    let said = Retention {
+        priority: 65,
+        seconds: None,
+    };
+    assert_eq!(parsed.hints.retain, [(0..u32::MAX, said)]);
+    assert_eq!(parsed.hints.ignored.len(), 6, "{:?}", parsed.hints.ignored);
+    assert!(ranges(json!({})).hints.retain.is_empty());
+    let many = vec![json!({"priority": 50}); 1000];
+    assert_eq!(ranges(json!(many)).hints.retain.len(), 64);
+    let mut parsed = ranges(json!([{"priority": 100}, {"priority": 30}]));
+    let ceiling = Ceiling {
+        priority: 5,
+        ..Ceiling::default()
+    };
+    parsed.restrict(&ceiling);
+    let priorities = parsed.hints.retain.iter().map(|(_, said)| said.priority);
+    assert_eq!(priorities.collect::<Vec<_>>(), [5, -5]);
 }
