@@ -6,7 +6,8 @@
 //! as data, and [`KvArena`] holds the bytes of a tier that lives in this process's memory.
 //!
 //! This crate has no threads, no clock, no files and no randomness: time is an argument, and the
-//! same calls give the same pages.
+//! same calls give the same pages. The exception is the feature `storage`: a worker thread that
+//! carries out [`StorePlan`]s on a folder or a remote store.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -14,12 +15,16 @@ mod layout;
 mod page;
 mod plan;
 mod pool;
+#[cfg(feature = "storage")]
+pub mod storage;
+mod store;
 
 pub use arena::{ArenaError, KvArena};
 pub use layout::{KvDtype, KvLayout, KvSide, KvSlot, LayoutError, LayoutOrder, LayoutSpec};
 pub use page::{CopyId, PageId, ReplicaId, StepId, TierId};
 pub use plan::{CopyClass, CopyDone, CopyEngine, CopyPlan, Full};
 pub use pool::{Corruption, PagePool, Pages, Reservation};
+pub use store::{PageAddress, StoreEvent, StoreOp, StorePage, StorePlan};
 
 /// Nanoseconds of a monotonic clock, passed by the caller to everything that needs time.
 pub type Nanos = u64;
