@@ -18,6 +18,7 @@ use crate::node::Node;
 use crate::order::Ranking;
 use crate::pin::Pins;
 use crate::retain::Retention;
+use crate::storage::Store;
 use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
@@ -37,6 +38,7 @@ pub struct PrefixCache {
     pub(crate) flights: Flights,
     pub(crate) pins: Pins,
     pub(crate) retention: Retention,
+    pub(crate) store: Option<Store>,
     pub(crate) write_policy: WritePolicy,
     pub(crate) max_copies: usize,
     pub(crate) layers: u16,
@@ -103,6 +105,8 @@ impl PrefixCache {
             flights: Flights::default(),
             pins: Pins::new(budget),
             retention: Retention::default(),
+            store: (config.storage_pages > 0)
+                .then(|| Store::new(config.storage_pages, config.storage_probes)),
             write_policy: config.write_policy,
             max_copies: config.max_copies as usize,
             layers: config.layers,
@@ -142,17 +146,20 @@ impl PrefixCache {
         let whole = |reached: &Reached| reached.pages + reached.partly.map_or(0, |part| part.1);
         let device = self.walk(root, 0, key.tokens, usize::from(replica.0));
         let device_pages = whole(&device);
-        let mut host_pages = 0;
+        let (mut host_pages, mut storage_tokens) = (0, 0);
         if let Some(host) = self.host {
             // A node that the device has in part does not exist: it has all of it or nothing.
             let rest = &key.tokens[(device.pages * p) as usize..];
             let below = self.walk(device.node, device.pages, rest, host);
             host_pages = whole(&below).max(device_pages) - device_pages;
+            if device.partly.is_none() && below.partly.is_none() {
+                storage_tokens = self.stored_tokens(below.node, below.pages, key.tokens);
+            }
         }
         Probe {
             device_tokens: device_pages * p,
             host_tokens: host_pages * p,
-            storage_tokens: 0,
+            storage_tokens,
         }
     }
 
@@ -192,6 +199,11 @@ impl PrefixCache {
         let p = self.page_tokens();
         let device_tokens = self.cover(&mut lease, tokens, now) * p;
         let host_tokens = self.look_ahead(&mut lease, tokens, now) * p;
+        let (node, pages) = match lease.ahead {
+            Some((node, _, pages)) => (node, pages),
+            None => (self.end_of(&lease), lease.pages),
+        };
+        let storage_tokens = self.stored_tokens(node, pages, tokens);
         self.lookups += 1;
         self.lookup_tokens += key.tokens.len() as u64;
         self.tiers[at].hit_tokens += u64::from(device_tokens);
@@ -202,7 +214,7 @@ impl PrefixCache {
             lease,
             device_tokens,
             host_tokens,
-            storage_tokens: 0,
+            storage_tokens,
         }
     }
 
@@ -282,7 +294,9 @@ impl PrefixCache {
     pub fn flush(&mut self, now: Nanos) -> Result<(), FlushRefused> {
         self.expire(now);
         let held_pages = self.tiers.iter().map(Tier::held).sum();
-        let in_transit_pages = self.tiers.iter().map(|tier| tier.in_transit).sum();
+        let stored = self.store.as_ref().map_or(0, Store::under_way);
+        let in_transit_pages = self.tiers.iter().map(|tier| tier.in_transit).sum::<u32>();
+        let in_transit_pages = in_transit_pages.max(stored);
         if self.leases > 0 || held_pages > 0 || in_transit_pages > 0 {
             return Err(FlushRefused {
                 leases: self.leases,
@@ -304,6 +318,7 @@ impl PrefixCache {
             );
         }
         self.events = events;
+        self.clear_store();
         self.tell_cleared();
         Ok(())
     }
@@ -311,7 +326,12 @@ impl PrefixCache {
     /// Counts.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
-            tiers: self.tiers.iter().map(Tier::stats).collect(),
+            tiers: self
+                .tiers
+                .iter()
+                .map(Tier::stats)
+                .chain(self.store.as_ref().map(Store::stats))
+                .collect(),
             nodes: narrow(self.tree.nodes.len()),
             namespaces: narrow(self.namespaces.len()),
             leases: self.leases,

@@ -105,6 +105,14 @@ impl PrefixCache {
                 leaving[flight.from] += if flight.leaving { pages } else { 0 };
             }
         }
+        if let (Some(host), Some(store)) = (self.host, &self.store) {
+            transit[host] += store.arriving();
+            for (last, end) in store.kept() {
+                for at in self.nodes_between(last, 0, end) {
+                    *busy[host].entry(at).or_insert(0_u16) += 1;
+                }
+            }
+        }
         for (n, tier) in self.tiers.iter().enumerate() {
             let counted = (tier.in_transit, tier.leaving);
             let found = (transit[n], leaving[n]);

@@ -50,8 +50,11 @@ pub struct CacheConfig {
     pub device_pages: Vec<u32>,
     /// Usable host pages; 0 is no host tier.
     pub host_pages: u32,
-    /// Usable storage pages; 0 is no storage tier.
+    /// Pages in storage that are known at most; 0 is no storage tier.
     pub storage_pages: u32,
+    /// Pages a request that are looked for in storage although they are not known to be there: for
+    /// stores that cannot be listed, or that others write to.
+    pub storage_probes: u32,
     /// Eviction order.
     pub policy: PolicyKind,
     /// When device pages go to the host tier.
@@ -78,6 +81,7 @@ impl Default for CacheConfig {
             device_pages: vec![1024],
             host_pages: 0,
             storage_pages: 0,
+            storage_probes: 0,
             policy: PolicyKind::Lru,
             write_policy: WritePolicy::Selective,
             pin_budget: 0.5,
@@ -112,13 +116,11 @@ pub enum CacheError {
         /// What was given.
         value: f64,
     },
-    /// A tier that this version does not have.
-    #[error("{field} is {value}, expected 0: this version has no such tier")]
-    NoSuchTier {
-        /// Name of the field.
-        field: &'static str,
+    /// Storage without the tier that its pages pass through.
+    #[error("storage_pages is {storage_pages} and host_pages 0: storage needs a host tier")]
+    StorageWithoutHost {
         /// What was given.
-        value: u32,
+        storage_pages: u32,
     },
     /// All namespaces are in use.
     #[error("{limit} namespaces are in use, raise max_namespaces or use fewer salts")]
@@ -145,6 +147,7 @@ impl CacheConfig {
                 256,
             ),
             ("host_pages", u64::from(self.host_pages), 0, PAGES_MAX),
+            ("storage_pages", u64::from(self.storage_pages), 0, PAGES_MAX),
             ("max_copies", u64::from(self.max_copies), 1, 1 << 15),
             ("max_events", u64::from(self.max_events), 0, 1 << 24),
             ("max_nodes", u64::from(self.max_nodes), 1, 1 << 30),
@@ -169,9 +172,9 @@ impl CacheConfig {
                 value: self.pin_budget,
             });
         }
-        if self.storage_pages > 0 {
-            let (field, value) = ("storage_pages", self.storage_pages);
-            return Err(CacheError::NoSuchTier { field, value });
+        if self.storage_pages > 0 && self.host_pages == 0 {
+            let storage_pages = self.storage_pages;
+            return Err(CacheError::StorageWithoutHost { storage_pages });
         }
         Ok(())
     }

@@ -69,6 +69,13 @@ pub(crate) struct Flights {
 }
 
 impl Flights {
+    /// An id that no copy had.
+    pub(crate) const fn next_id(&mut self) -> CopyId {
+        let id = CopyId(self.next);
+        self.next += 1;
+        id
+    }
+
     /// Copies that are not acknowledged.
     pub(crate) fn under_way(&self) -> usize {
         self.all
@@ -174,6 +181,9 @@ impl PrefixCache {
             self.keep_path(flight.from, path, depth, false);
             if flight.leaving {
                 self.tiers[flight.from].leaving -= flight.end - flight.start;
+            }
+            if done.ok {
+                self.store_down(self.normal(flight.node, flight.end));
             }
             return;
         }
@@ -333,8 +343,7 @@ impl PrefixCache {
             dest.len(),
             "a copy has as many sources as destinations"
         );
-        let id = CopyId(self.flights.next);
-        self.flights.next += 1;
+        let id = self.flights.next_id();
         let from = (
             self.tiers[flight.from].pool.tier(),
             source.into_boxed_slice(),
@@ -438,7 +447,12 @@ impl PrefixCache {
     }
 
     fn keep_span(&mut self, tier: usize, at: u32, start: u32, end: u32, keep: bool) {
-        for at in self.nodes_between(at, start, end) {
+        let nodes = self.nodes_between(at, start, end);
+        self.keep_nodes(tier, &nodes, keep);
+    }
+
+    pub(crate) fn keep_nodes(&mut self, tier: usize, nodes: &[u32], keep: bool) {
+        for &at in nodes {
             let node = self.tree.node(at);
             self.tiers[tier].change(at, node, Place::Tail, |span| {
                 span.busy = if keep { span.busy + 1 } else { span.busy - 1 };
@@ -446,7 +460,7 @@ impl PrefixCache {
         }
     }
 
-    fn keep_path(&mut self, tier: usize, at: u32, end: u32, keep: bool) {
+    pub(crate) fn keep_path(&mut self, tier: usize, at: u32, end: u32, keep: bool) {
         self.keep_span(tier, at, 0, end, keep);
     }
 }

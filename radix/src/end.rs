@@ -27,6 +27,9 @@ impl PrefixCache {
         let last = self.end_of(&lease);
         if self.host.is_some() {
             self.write_on_end(at, last, fate);
+            if fate != Fate::Ephemeral {
+                self.store_down(last);
+            }
         }
         let mut node = last;
         let mut alone = matches!(fate, Fate::Superseded | Fate::Ephemeral);

@@ -29,6 +29,7 @@ mod result;
 mod retain;
 mod room;
 mod stats;
+mod storage;
 mod table;
 mod tier;
 mod tree;

@@ -4,6 +4,7 @@
 
 use crate::event::namespace_seed;
 use crate::{CacheError, NamespaceId, NamespaceKey};
+use rootstock_memory::PageAddress;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
@@ -13,6 +14,8 @@ struct Entry {
     /// `None` for a namespace that outlived its name.
     key: Option<NamespaceKey>,
     seed: u64,
+    /// What addresses in storage start from; nothing of a nameless namespace is stored.
+    store_seed: Option<PageAddress>,
 }
 
 /// All namespaces.
@@ -71,6 +74,12 @@ impl Namespaces {
         entry.map_or(0, |entry| entry.seed)
     }
 
+    /// What the addresses below a root start from.
+    pub(crate) fn store_seed_of(&self, root: u32) -> Option<PageAddress> {
+        let slot = *self.by_root.get(&root)?;
+        self.slots[slot as usize].as_ref()?.store_seed
+    }
+
     pub(crate) fn roots(&self) -> impl Iterator<Item = u32> {
         self.slots.iter().flatten().map(|entry| entry.root)
     }
@@ -125,11 +134,16 @@ impl Namespaces {
         // A nameless namespace is unlike every other one.
         let seed = key.as_ref().map_or(id.get(), namespace_seed);
         let generation = *generation;
+        let store_seed = key.as_ref().map(|key| {
+            let (lora, salt) = (key.lora.as_deref(), key.salt.as_deref());
+            PageAddress::seed(&[Some(&key.model), Some(&key.numerics), lora, salt])
+        });
         self.slots[slot as usize] = Some(Entry {
             generation,
             root,
             key,
             seed,
+            store_seed,
         });
         self.by_root.insert(root, slot);
         id

@@ -80,6 +80,10 @@ impl PrefixCache {
             Action::Demote {
                 target: Target::Prefix { ns, tokens },
             } => self.copy_down(*ns, tokens),
+            Action::Prefetch {
+                target: Target::Prefix { ns, tokens },
+                ..
+            } => self.fetch_ahead(*ns, tokens),
             Action::Pin { .. }
             | Action::Release { .. }
             | Action::Retain { .. }
@@ -263,6 +267,17 @@ impl PrefixCache {
             Outcome::Deferred { pages }
         } else {
             answer
+        }
+    }
+
+    /// Brings what only storage has to host.
+    fn fetch_ahead(&mut self, ns: NamespaceId, tokens: &[Token]) -> Outcome {
+        let asked_pages = crate::tree::narrow(tokens.len() / self.tree.page_tokens());
+        match self.prefetch(ns, tokens) {
+            (pages, true) => Outcome::Deferred { pages },
+            (0, false) => Outcome::Missing,
+            (pages, false) if pages == asked_pages => Outcome::Accepted { pages },
+            (pages, false) => Outcome::Clipped { pages, asked_pages },
         }
     }
 

@@ -135,6 +135,11 @@ impl PrefixCache {
                 kept.extend(self.nodes_between(last, start, end));
             }
         }
+        if let Some(store) = self.store.as_ref().filter(|_| self.host == Some(tier)) {
+            for (last, end) in store.kept() {
+                kept.extend(self.nodes_between(last, 0, end));
+            }
+        }
         let alone = kept
             .iter()
             .filter(|&&at| self.tiers[tier].span(at).leases == 0);

@@ -13,6 +13,8 @@
 
 #[path = "shared/random.rs"]
 mod random;
+#[path = "shared/store.rs"]
+mod store;
 
 use random::{Random, number};
 use rootstock_memory::{CopyDone, CopyPlan, PageId, Pages, ReplicaId, StepId, TierId};
@@ -22,6 +24,7 @@ use rootstock_radix::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use store::FakeStore;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const WORLD_OPS: u64 = 400;
@@ -46,6 +49,7 @@ struct World {
     memory: BTreeMap<(TierId, PageId), Bytes>,
     requests: Vec<Request>,
     copies: Vec<CopyPlan>,
+    store: FakeStore,
     steps: u64,
     now: u64,
     promoted: u64,
@@ -72,14 +76,17 @@ impl World {
             WritePolicy::Selective,
             WritePolicy::Back,
         ];
+        let host_pages = if random.below(5) == 0 {
+            0
+        } else {
+            pages(&mut random)
+        };
         let config = CacheConfig {
+            storage_pages: [0, 3, 50][random.below(3) as usize].min(host_pages * 50),
+            storage_probes: random.below(4).saturating_sub(2) as u32,
             page_tokens: [1, 2, 3][random.below(3) as usize],
             device_pages,
-            host_pages: if random.below(5) == 0 {
-                0
-            } else {
-                pages(&mut random)
-            },
+            host_pages,
             policy: policies[random.below(7) as usize],
             write_policy: writes[random.below(3) as usize],
             pin_budget: [0.0, 0.5, 1.0][random.below(3) as usize],
@@ -109,6 +116,7 @@ impl World {
             memory: BTreeMap::new(),
             requests: Vec::new(),
             copies: Vec::new(),
+            store: FakeStore::default(),
             steps: 0,
             now: 1,
             promoted: 0,
@@ -118,7 +126,7 @@ impl World {
 
     fn step(&mut self) {
         self.now += self.random.below(3) * SECOND;
-        match self.random.below(20) {
+        match self.random.below(23) {
             0..=3 => self.start(),
             4..=8 => self.compute(),
             9 => self.grow(),
@@ -135,7 +143,9 @@ impl World {
                 }
                 self.cache.tick(self.now);
             }
-            _ => self.flush(),
+            19 => self.flush(),
+            20 => self.meddle(),
+            _ => self.fetch(),
         }
         self.compare();
     }
@@ -163,7 +173,12 @@ impl World {
         let found = self
             .cache
             .match_lease(key, ReplicaId(replica), max_tokens, self.now);
-        assert!(found.device_tokens + found.host_tokens <= max_tokens);
+        let lower = found.host_tokens + found.storage_tokens;
+        assert!(found.device_tokens + lower <= max_tokens);
+        if found.storage_tokens > 0 && self.random.below(4) > 0 {
+            // What it starts comes out with the plans.
+            let _ = self.cache.fetch(&found.lease, key, max_tokens, self.now);
+        }
         self.requests.push(Request {
             ns,
             replica,
@@ -338,7 +353,8 @@ impl World {
     /// A copy is made as late as can be: at its acknowledgement. So its source must still hold
     /// what it held, and nobody may have used the destination.
     fn acknowledge(&mut self) {
-        if self.copies.is_empty() {
+        if self.copies.is_empty() || (!self.store.is_idle() && self.random.below(2) == 0) {
+            self.acknowledge_store();
             return;
         }
         let at = self.random.below(self.copies.len() as u64) as usize;
@@ -363,7 +379,7 @@ impl World {
             .tiers
             .iter()
             .all(|tier| tier.held + tier.in_transit == 0);
-        let idle = idle && self.requests.is_empty();
+        let idle = idle && self.requests.is_empty() && !self.store.keeps();
         assert_eq!(self.cache.flush(self.now).is_ok(), idle);
         if idle {
             assert!(
@@ -385,6 +401,7 @@ impl World {
         let mut plans = Vec::new();
         self.cache.drain_copies(&mut plans);
         self.submit(plans);
+        self.submit_store();
         self.cache.check().unwrap();
         self.listen();
         let stats = self.cache.stats();
@@ -425,19 +442,24 @@ impl World {
             for tier in self.cache.stats().tiers {
                 let id = match tier.tier {
                     TierId::Device(replica) => EventTier::Device(replica),
-                    TierId::Host | TierId::Storage => EventTier::Host,
+                    TierId::Host => EventTier::Host,
+                    TierId::Storage => continue,
                 };
                 assert_eq!(count(id), tier.evictable + tier.leased);
             }
         }
     }
 
-    fn finish(mut self) -> u64 {
+    fn is_quiet(&self) -> bool {
+        self.copies.is_empty() && self.store.is_idle()
+    }
+
+    fn finish(mut self) -> (u64, u64) {
         while !self.requests.is_empty() {
             self.end();
             self.compare();
         }
-        while !self.copies.is_empty() {
+        while !self.is_quiet() {
             self.acknowledge();
             self.compare();
         }
@@ -452,11 +474,8 @@ impl World {
                 .is_err()
             {
                 self.compare();
-                assert!(
-                    !self.copies.is_empty(),
-                    "a device that waits for nothing is stuck"
-                );
-                while !self.copies.is_empty() {
+                assert!(!self.is_quiet(), "a device that waits for nothing is stuck");
+                while !self.is_quiet() {
                     self.acknowledge();
                     self.compare();
                 }
@@ -465,7 +484,7 @@ impl World {
             }
             self.compare();
         }
-        while !self.copies.is_empty() {
+        while !self.is_quiet() {
             self.acknowledge();
             self.compare();
         }
@@ -481,7 +500,7 @@ impl World {
         for tier in self.cache.stats().tiers {
             assert_eq!(tier.free, tier.total);
         }
-        self.promoted
+        (self.promoted, self.store.arrived)
     }
 }
 
@@ -536,7 +555,7 @@ impl Request {
 fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
     let (ops, seed) = (number("RADIX_OPS", 20_000), number("RADIX_SEED", 1));
     let mut worlds = Random(seed);
-    let (mut done, mut promoted) = (0, 0);
+    let (mut done, mut promoted, mut fetched) = (0, 0, 0);
     while done < ops {
         let world = worlds.next();
         let n = WORLD_OPS.min(ops - done);
@@ -550,12 +569,21 @@ fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
             result.is_ok(),
             "world {world:#x} of seed {seed} failed after {done} operations"
         );
-        promoted += result.unwrap_or_default();
+        let (by_copy, by_read) = result.unwrap_or_default();
+        promoted += by_copy;
+        fetched += by_read;
         done += n;
     }
     assert!(
         promoted > done / 1_000,
         "{promoted} promotions are too few to show anything"
     );
-    println!("{done} operations of seed {seed}, {promoted} promotions: all bytes right");
+    assert!(
+        fetched > done / 2_000,
+        "{fetched} pages from storage are too few"
+    );
+    println!(
+        "{done} operations of seed {seed}, {promoted} promotions, {fetched} pages from storage: \
+         all bytes right"
+    );
 }

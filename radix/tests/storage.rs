@@ -1,0 +1,307 @@
+//! The storage tier as the tree sees it, each promise as the smallest sequence.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "shared/host.rs"]
+mod host;
+
+use host::{DEVICE, Host, R0};
+use rootstock_memory::{CopyDone, PageAddress, StoreEvent, StoreOp, StorePlan};
+use rootstock_radix::{
+    Action, CacheConfig, CacheError, Key, NamespaceKey, Outcome, PrefixCache, Target, TenantId,
+    Token, WritePolicy,
+};
+
+fn config(host_pages: u32) -> CacheConfig {
+    CacheConfig {
+        page_tokens: 2,
+        device_pages: vec![8],
+        host_pages,
+        storage_pages: 100,
+        write_policy: WritePolicy::Through,
+        ..CacheConfig::default()
+    }
+}
+
+fn copies(host: &mut Host) {
+    let mut plans = std::mem::take(&mut host.plans);
+    host.cache.drain_copies(&mut plans);
+    for plan in plans {
+        let done = CopyDone {
+            id: plan.id,
+            ok: true,
+        };
+        host.cache.copy_done(done, host.now);
+        host.cache.check().unwrap();
+    }
+}
+
+fn store_plans(host: &mut Host) -> Vec<StorePlan> {
+    let mut plans = Vec::new();
+    host.cache.drain_store(&mut plans);
+    plans
+}
+
+/// Acknowledges the first `ok` pages of a plan.
+fn done(host: &mut Host, plan: &StorePlan, ok: usize) {
+    let pages = (0..plan.pages.len()).map(|at| at < ok).collect();
+    let event = StoreEvent::Done { id: plan.id, pages };
+    host.cache.store_event(event, host.now);
+    host.cache.check().unwrap();
+}
+
+fn tokens(range: std::ops::Range<u32>) -> Vec<Token> {
+    range.collect()
+}
+
+/// Inserts a prefix, copies it to host and storage; the addresses of its pages.
+fn store(host: &mut Host, tokens: &[Token]) -> Vec<PageAddress> {
+    host.insert(tokens, 0);
+    copies(host);
+    let mut addresses = Vec::new();
+    for plan in store_plans(host) {
+        assert_eq!(plan.op, StoreOp::Write);
+        addresses.extend(plan.pages.iter().map(|page| page.address));
+        done(host, &plan, usize::MAX);
+    }
+    addresses
+}
+
+/// What a match finds: on the device, on host, in storage.
+fn found(host: &mut Host, tokens: &[Token]) -> (u32, u32, u32) {
+    let key = Key {
+        ns: host.ns,
+        tokens,
+    };
+    let probe = host.cache.probe(key, R0);
+    let found = host.find(tokens);
+    host.end(found.lease);
+    let found = (found.device_tokens, found.host_tokens, found.storage_tokens);
+    let probed = (probe.device_tokens, probe.host_tokens, probe.storage_tokens);
+    assert_eq!(found, probed, "a probe says what a match finds");
+    found
+}
+
+fn fetch(host: &mut Host, tokens: &[Token]) -> Vec<StorePlan> {
+    let lease = host.find(tokens).lease;
+    let key = Key {
+        ns: host.ns,
+        tokens,
+    };
+    let started = host.cache.fetch(&lease, key, u32::MAX, host.now).is_some();
+    host.cache.check().unwrap();
+    host.end(lease);
+    let plans = store_plans(host);
+    assert_eq!(started, !plans.is_empty());
+    plans
+}
+
+/// A cache that knows what another one stored.
+fn restarted(host_pages: u32, stored: &[PageAddress]) -> Host {
+    let mut host = Host::new(&config(host_pages));
+    let learned = StoreEvent::Learned(stored.to_vec());
+    host.cache.store_event(learned, host.now);
+    host
+}
+
+#[test]
+fn a_new_cache_finds_what_an_old_one_stored_and_brings_it_up() {
+    let mut old = Host::new(&config(8));
+    let stored = store(&mut old, &tokens(0..8));
+    assert_eq!(stored.len(), 4);
+    assert_eq!(found(&mut old, &tokens(0..8)), (8, 0, 0));
+    let mut new = restarted(8, &stored);
+    // Longer than what is stored, and another branch.
+    assert_eq!(found(&mut new, &tokens(0..12)), (0, 0, 8));
+    assert_eq!(found(&mut new, &[0, 1, 2, 9]), (0, 0, 2));
+    let plans = fetch(&mut new, &tokens(0..12));
+    assert_eq!(
+        (plans.len(), plans[0].op, plans[0].pages.len()),
+        (1, StoreOp::Read, 4)
+    );
+    assert_eq!(*plans[0].pages[1].tokens, [2, 3]);
+    assert_eq!(plans[0].pages[1].parent, stored[0]);
+    done(&mut new, &plans[0], 4);
+    assert_eq!(found(&mut new, &tokens(0..12)), (0, 8, 0));
+    assert!(
+        fetch(&mut new, &tokens(0..12)).is_empty(),
+        "there is nothing to fetch"
+    );
+    // From host it comes up as anything on host.
+    let mut lease = new.find(&tokens(0..8)).lease;
+    let (mut room, _) = new.cache.reserve(DEVICE, 4, new.now).unwrap();
+    let plan = new.cache.promote(&mut lease, &mut room, new.now).unwrap();
+    new.cache.cancel(room);
+    new.plans.push(plan);
+    copies(&mut new);
+    new.end(lease);
+    assert_eq!(found(&mut new, &tokens(0..8)), (8, 0, 0));
+    assert!(store_plans(&mut new).is_empty(), "it is in storage already");
+}
+
+#[test]
+fn each_part_of_a_namespace_has_its_own_pages_in_storage() {
+    let mut old = Host::new(&config(8));
+    let stored = store(&mut old, &tokens(0..8));
+    let text = |value: &str| Some(value.to_owned());
+    let named = |change: &dyn Fn(&mut NamespaceKey)| {
+        let mut key = NamespaceKey::default();
+        change(&mut key);
+        key
+    };
+    let others = [
+        named(&|key| key.model = "m".to_owned()),
+        named(&|key| key.numerics = "avx512".to_owned()),
+        named(&|key| key.lora = text("")),
+        named(&|key| key.salt = text("a")),
+    ];
+    let mut new = restarted(8, &stored);
+    for other in others {
+        new.ns = new.cache.namespace(&other).unwrap();
+        assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 0), "{other:?}");
+    }
+    new.ns = new.cache.namespace(&NamespaceKey::default()).unwrap();
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 8));
+}
+
+#[test]
+fn what_does_not_arrive_or_is_lost_is_a_miss() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    let mut new = restarted(8, &stored);
+    let plans = fetch(&mut new, &tokens(0..8));
+    // Two of four arrive; the third is lost.
+    new.cache
+        .store_event(StoreEvent::Lost(vec![stored[2]]), new.now);
+    done(&mut new, &plans[0], 2);
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 4, 0));
+    new.assert_idle();
+    // An acknowledgement of nothing is counted, and changes nothing.
+    let before = new.cache.stats().copies_stray;
+    done(&mut new, &plans[0], 4);
+    assert_eq!(new.cache.stats().copies_stray, before + 1);
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 4, 0));
+}
+
+#[test]
+fn what_is_not_known_is_looked_for_within_a_bound_where_that_is_asked_for() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    let mut new = Host::new(&CacheConfig {
+        storage_probes: 3,
+        ..config(8)
+    });
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 6));
+    let plans = fetch(&mut new, &tokens(0..8));
+    let asked: Vec<PageAddress> = plans[0].pages.iter().map(|page| page.address).collect();
+    assert_eq!(asked, stored[..3]);
+    done(&mut new, &plans[0], 0);
+    new.assert_idle();
+    assert_eq!(found(&mut new, &tokens(0..8)).1, 0);
+}
+
+#[test]
+fn a_small_host_takes_what_fits_and_pages_being_written_stay() {
+    let mut old = Host::new(&config(8));
+    let stored = store(&mut old, &tokens(0..8));
+    let mut new = restarted(2, &stored);
+    let plans = fetch(&mut new, &tokens(0..8));
+    assert_eq!(plans[0].pages.len(), 2);
+    done(&mut new, &plans[0], 2);
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 4, 4));
+    // The way to what is fetched is not given up for it.
+    assert!(fetch(&mut new, &tokens(0..8)).is_empty());
+    // While storage reads host pages, they do not go.
+    new.insert(&tokens(50..54), 0);
+    copies(&mut new);
+    let plans = store_plans(&mut new);
+    assert_eq!(plans.iter().map(|plan| plan.pages.len()).sum::<usize>(), 2);
+    new.insert(&tokens(60..64), 0);
+    copies(&mut new);
+    assert_eq!(new.cache.stats().tiers[1].leased, 2);
+    for plan in &plans {
+        done(&mut new, plan, usize::MAX);
+    }
+    assert_eq!(new.cache.stats().tiers[1].leased, 0);
+    assert_eq!(new.cache.stats().tiers[2].evictable, 6);
+}
+
+#[test]
+fn a_flush_waits_for_writes_and_clears_storage_too() {
+    let mut host = Host::new(&config(8));
+    host.insert(&tokens(0..8), 0);
+    copies(&mut host);
+    let plans = store_plans(&mut host);
+    let refused = host.cache.flush(host.now).unwrap_err();
+    assert_eq!(refused.in_transit_pages, 4);
+    plans.iter().for_each(|plan| done(&mut host, plan, 4));
+    host.cache.flush(host.now).unwrap();
+    let plans = store_plans(&mut host);
+    assert_eq!((plans.len(), plans[0].op), (1, StoreOp::Clear));
+    done(&mut host, &plans[0], 0);
+    assert_eq!(found(&mut host, &tokens(0..8)), (0, 0, 0));
+}
+
+#[test]
+fn prefetch_brings_what_only_storage_has_to_host() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    let mut new = restarted(8, &stored);
+    let target = |tokens: &[Token], ns| Target::Prefix {
+        ns,
+        tokens: tokens.to_vec(),
+    };
+    let act = |new: &mut Host, tokens: &[Token]| {
+        let action = Action::Prefetch {
+            target: target(tokens, new.ns),
+            replica: R0,
+        };
+        new.cache.act(TenantId(1), &action, new.now)
+    };
+    assert_eq!(act(&mut new, &tokens(20..24)), Outcome::Missing);
+    let deferred = Outcome::Deferred { pages: 4 };
+    assert_eq!(act(&mut new, &tokens(0..8)), deferred);
+    let plans = store_plans(&mut new);
+    done(&mut new, &plans[0], 4);
+    let accepted = Outcome::Accepted { pages: 4 };
+    assert_eq!(act(&mut new, &tokens(0..8)), accepted);
+    let (pages, asked_pages) = (4, 6);
+    let clipped = Outcome::Clipped { pages, asked_pages };
+    assert_eq!(act(&mut new, &tokens(0..12)), clipped);
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 8, 0));
+}
+
+#[test]
+fn a_store_comes_and_goes_while_requests_run() {
+    let mut host = Host::new(&CacheConfig {
+        storage_pages: 0,
+        ..config(8)
+    });
+    let lease = host.run(&tokens(0..8), 0);
+    assert!(!host.cache.attach_storage(0, 0));
+    assert!(host.cache.attach_storage(100, 0));
+    host.cache.check().unwrap();
+    host.end(lease);
+    copies(&mut host);
+    // Pages from before it was attached have their addresses.
+    let plans = store_plans(&mut host);
+    assert_eq!(plans[0].pages.len(), 4);
+    host.cache.detach_storage();
+    assert!(!host.cache.attach_storage(100, 0), "a write is under way");
+    done(&mut host, &plans[0], 0);
+    assert_eq!(host.cache.stats().tiers.len(), 2);
+    assert!(host.cache.attach_storage(100, 0));
+    assert_eq!(found(&mut host, &tokens(0..8)), (8, 0, 0));
+    let plans = store_plans(&mut host);
+    assert_eq!(
+        plans[0].pages.len(),
+        4,
+        "what was not stored is written now"
+    );
+    done(&mut host, &plans[0], 4);
+    let without = CacheConfig {
+        host_pages: 0,
+        ..config(8)
+    };
+    let refused = PrefixCache::new(&without).unwrap_err();
+    assert_eq!(
+        refused,
+        CacheError::StorageWithoutHost { storage_pages: 100 }
+    );
+}
