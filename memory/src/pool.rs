@@ -192,6 +192,8 @@ pub struct PagePool {
     reserved: u32,
     waiting: BTreeMap<StepId, Vec<PageId>>,
     waiting_pages: u32,
+    /// The last step that has ended.
+    ended: Option<StepId>,
     /// Indexed by page id; entry 0 is the scratch page and stays `Out`.
     state: Vec<State>,
     stray_releases: u64,
@@ -213,6 +215,7 @@ impl PagePool {
             reserved: 0,
             waiting,
             waiting_pages: 0,
+            ended: None,
             state,
             stray_releases: 0,
         }
@@ -322,13 +325,18 @@ impl PagePool {
         }
     }
 
-    /// Gives pages back once step `step` has ended, because it may still touch them.
+    /// Gives pages back once step `step` has ended, because it may still touch them: at once, when
+    /// [`Self::step_done`] has told of that step already.
     ///
     /// # Panics
     /// When they belong to another tier.
     pub fn release_after(&mut self, pages: Pages, step: StepId) {
         assert_eq!(pages.tier, self.tier, "pages of another tier");
         let mut ids = pages.disband();
+        if self.ended.is_some_and(|ended| step <= ended) {
+            self.release_ids(&ids);
+            return;
+        }
         ids.retain(|&id| self.mark(id, State::Waiting));
         if !ids.is_empty() {
             self.waiting_pages += count(ids.len());
@@ -338,6 +346,7 @@ impl PagePool {
 
     /// Step `step` and all before it have ended: frees what waited for them.
     pub fn step_done(&mut self, step: StepId) {
+        self.ended = self.ended.max(Some(step));
         while let Some(entry) = self.waiting.first_entry() {
             if *entry.key() > step {
                 break;

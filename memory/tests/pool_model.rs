@@ -43,6 +43,8 @@ struct World {
     reservations: Vec<Reservation>,
     owners: Vec<Pages>,
     waiting: Vec<(u64, PageId)>,
+    /// The last step that has ended.
+    ended: Option<u64>,
 }
 
 impl World {
@@ -54,6 +56,7 @@ impl World {
             reservations: vec![],
             owners: vec![],
             waiting: vec![],
+            ended: None,
         }
     }
 
@@ -86,13 +89,16 @@ impl World {
             Op::ReleaseAfter(at, step) => {
                 if let Some(at) = pick(at, self.owners.len()) {
                     let pages = self.owners.swap_remove(at);
-                    self.waiting
-                        .extend(pages.ids().iter().map(|&id| (step, id)));
+                    if self.ended.is_none_or(|ended| step > ended) {
+                        self.waiting
+                            .extend(pages.ids().iter().map(|&id| (step, id)));
+                    }
                     self.pool.release_after(pages, StepId(step));
                 }
             }
             Op::StepDone(step) => {
                 self.pool.step_done(StepId(step));
+                self.ended = self.ended.max(Some(step));
                 self.waiting.retain(|&(waits_for, _)| waits_for > step);
             }
             Op::Split(at, n) => {
@@ -189,6 +195,25 @@ fn the_same_calls_give_the_same_pages() {
         ids
     };
     assert_eq!(run(), run());
+}
+
+/// Nobody would tell of that step a second time.
+#[test]
+fn pages_that_wait_for_a_step_that_has_ended_are_free_at_once() {
+    let mut pool = PagePool::new(TIER, 2);
+    let mut reservation = pool.reserve(2).unwrap();
+    let (first, second) = (
+        pool.acquire(&mut reservation, 1),
+        pool.acquire(&mut reservation, 1),
+    );
+    pool.step_done(StepId(4));
+    pool.release_after(first, StepId(4));
+    assert_eq!((pool.free(), pool.waiting()), (1, 0));
+    pool.release_after(second, StepId(5));
+    assert_eq!((pool.free(), pool.waiting()), (1, 1));
+    pool.step_done(StepId(5));
+    assert_eq!((pool.free(), pool.waiting()), (2, 0));
+    pool.check().unwrap();
 }
 
 /// D2: the free count never exceeds the total, whatever is named.

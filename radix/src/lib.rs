@@ -33,6 +33,7 @@ mod storage;
 mod table;
 mod tier;
 mod tree;
+mod under_way;
 
 pub use act::{ActReason, Action, Outcome, Target};
 pub use cache::PrefixCache;

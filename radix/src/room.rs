@@ -73,7 +73,7 @@ impl PrefixCache {
         if self.tiers[at].pool.free() < n {
             return Err(self.short(at, n));
         }
-        room.copies = std::mem::take(&mut self.flights.outbox);
+        room.copies = self.take_copies_of(tier);
         Ok(room)
     }
 
@@ -119,7 +119,7 @@ impl PrefixCache {
 
     /// Pages of a tier that nothing but copies under way keeps: each goes back to the candidates
     /// with its acknowledgement.
-    fn kept_by_copies(&self, tier: usize) -> u32 {
+    pub(crate) fn kept_by_copies(&self, tier: usize) -> u32 {
         let mut kept = BTreeSet::new();
         for flight in self
             .flights

@@ -9,11 +9,10 @@
 
 use rootstock_memory::{CopyPlan, Nanos};
 use rootstock_radix::{Fate, Lease, PrefixCache};
-use smallvec::SmallVec;
 
-use crate::emit::{CachedTokens, Emit};
+use crate::emit::CachedTokens;
 use crate::holding::{Holding, device, pages_for};
-use crate::live::{Phase, Running, count};
+use crate::live::{Fetching, Phase, count};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 
@@ -29,6 +28,8 @@ pub(crate) enum Denied {
         /// Pages that copies under way will free.
         in_transit: u32,
     },
+    /// A copy that somebody else asked for brings what it needs.
+    Coming,
 }
 
 /// A matched prefix and the pages still needed: an admission in the making.
@@ -54,19 +55,21 @@ impl Scheduler {
             return Err(denied);
         }
         let found = self.find(cx, id);
-        let available = cx.cache.available(device(self.cfg.replica));
+        let tier = device(self.cfg.replica);
+        let available = cx.cache.available(tier);
         let wanted = found.needed_pages + self.headroom(id);
         if available < wanted {
             cx.cache.end(found.lease, Fate::Keep, cx.now);
             return Err(Denied::Pages {
                 missing: wanted - available,
-                in_transit: 0,
+                in_transit: cx.cache.returning(tier),
             });
         }
         self.seat(cx, id, found)
     }
 
-    /// Matches and leases what is cached of a waiting request.
+    /// Matches and leases what is cached of a waiting request. What is on a lower tier counts
+    /// only where it will be copied up.
     pub(crate) fn find(&self, cx: &mut Cx<'_>, id: RequestId) -> Match {
         let live = &self.live[&id];
         let replica = self.cfg.replica;
@@ -74,18 +77,20 @@ impl Scheduler {
             .cache
             .match_lease(live.cache_key(), replica, live.len() - 1, cx.now);
         let leased_pages = found.lease.len_tokens() / self.cfg.page_tokens;
+        let fetch = !live.fetch_failed && self.worth_fetching(found.host_tokens);
         Match {
             cached: CachedTokens {
                 device: found.device_tokens,
-                host: found.host_tokens,
-                storage: found.storage_tokens,
+                host: if fetch { found.host_tokens } else { 0 },
+                storage: 0,
             },
             needed_pages: pages_for(live.len(), self.cfg.page_tokens) - leased_pages,
             lease: found.lease,
         }
     }
 
-    /// Reserves what is missing and seats the request; ends the lease when that fails.
+    /// Reserves what is missing and seats the request; ends the lease when that fails. With a
+    /// prefix on host it waits for that in its seat.
     pub(crate) fn seat(
         &mut self,
         cx: &mut Cx<'_>,
@@ -93,10 +98,19 @@ impl Scheduler {
         found: Match,
     ) -> Result<Vec<CopyPlan>, Denied> {
         let tier = device(self.cfg.replica);
-        let (rest, copies) = match cx.cache.reserve(tier, found.needed_pages, cx.now) {
+        let Match {
+            mut lease,
+            mut cached,
+            needed_pages,
+        } = found;
+        if cached.host > 0 && cx.cache.is_coming(&lease) {
+            cx.cache.end(lease, Fate::Keep, cx.now);
+            return Err(Denied::Coming);
+        }
+        let (mut rest, mut copies) = match cx.cache.reserve(tier, needed_pages, cx.now) {
             Ok(granted) => granted,
             Err(short) => {
-                cx.cache.end(found.lease, Fate::Keep, cx.now);
+                cx.cache.end(lease, Fate::Keep, cx.now);
                 let held = short.free_pages + short.evictable_pages;
                 return Err(Denied::Pages {
                     missing: short.needed_pages.saturating_sub(held).max(1),
@@ -104,44 +118,35 @@ impl Scheduler {
                 });
             }
         };
-        let hold = Holding::open(cx.cache, found.lease, rest, self.cfg.page_tokens);
-        let live = self
-            .live
-            .get_mut(&id)
-            .expect("a request in the queue is live");
-        let computed = hold.leased_tokens();
-        live.phase = Phase::Running(Running {
-            hold,
-            computed,
-            launched: computed,
-            pending: 0,
-            flight: SmallVec::new(),
-            last_row: None,
-            drafting: false,
-            yielding: false,
-        });
-        let (started, tenant) = (live.first_admission.is_none(), live.tenant);
-        let uncached = live.len() - computed;
-        if started {
-            live.first_admission = Some((cx.now, found.cached));
-            self.stats.prompt_tokens += u64::from(live.prompt_tokens);
-            self.stats.cached_tokens += u64::from(found.cached.total());
-            cx.out.push(Emit::Started {
-                request: id,
-                label: live.label,
-                cached: found.cached,
-                prompt_tokens: live.prompt_tokens,
-            });
-        }
-        if started {
-            self.queue.charge(tenant, uncached);
-        }
+        let copy = match cached.host {
+            0 => None,
+            _ => cx.cache.promote(&mut lease, &mut rest, cx.now),
+        };
         self.queue.groups.serve(id);
         self.queue.remove(id);
         self.running.insert(id);
         self.claim = self.claim.filter(|&claimant| claimant != id);
         self.pace.admitted(cx.now);
         self.stats.admissions += 1;
+        let hold = Holding::open(cx.cache, lease, rest, self.cfg.page_tokens);
+        match copy {
+            Some(copy) => {
+                let pages = count(copy.to.1.len());
+                let until = hold.leased_tokens() + pages * self.cfg.page_tokens;
+                copies.push(copy);
+                self.stats.fetches += 1;
+                let live = self.live.get_mut(&id).expect("a seated request is live");
+                live.phase = Phase::Fetching(Fetching {
+                    hold,
+                    found: cached,
+                    until,
+                });
+            }
+            None => {
+                cached.host = 0;
+                self.begin(cx, id, hold, cached);
+            }
+        }
         Ok(copies)
     }
 
@@ -164,12 +169,12 @@ impl Scheduler {
         }
         let live = &self.live[&id];
         let page_tokens = self.cfg.page_tokens;
-        let needed = pages_for(live.len(), page_tokens) - live.cached_probe / page_tokens;
-        let available = cache.available(device(self.cfg.replica));
-        let missing = needed.saturating_sub(available);
-        (missing > 0).then_some(Denied::Pages {
+        let needed = pages_for(live.len(), page_tokens) - live.device_probe / page_tokens;
+        let tier = device(self.cfg.replica);
+        let missing = needed.saturating_sub(cache.available(tier));
+        (missing > 0).then(|| Denied::Pages {
             missing,
-            in_transit: 0,
+            in_transit: cache.returning(tier),
         })
     }
 }

@@ -18,7 +18,7 @@ use rootstock_radix::{Key, PrefixCache, Short};
 use crate::admit::Denied;
 use crate::draft::{Draft, DraftRow, load_of};
 use crate::emit::{Emit, FinishReason};
-use crate::holding::pages_for;
+use crate::holding::{device, pages_for};
 use crate::live::{Live, Next, Phase, Running};
 use crate::policy::{Order, QueueKey};
 use crate::preempt::Relief;
@@ -37,7 +37,12 @@ const PROBE_HEAD: usize = 4;
 const PROBE_ROUND: usize = 8;
 
 impl Scheduler {
-    /// The next step, or None: nothing can run now, or `max_in_flight` steps are out.
+    /// The next step, or None: nothing can run now, or `max_in_flight` steps are out. With nothing
+    /// to compute but copies to start it has no rows.
+    ///
+    /// None stands until something changes: a request comes or goes, a step lands, a copy is
+    /// acknowledged, or a time of [`Scheduler::due_at`] passes. Ask again after each of them, for
+    /// as long as plans come.
     ///
     /// `out` receives admissions, and final events of requests that expired or ran out of pages.
     /// Everything a row needs is reserved before anything is taken; a request that gets no row
@@ -59,16 +64,21 @@ impl Scheduler {
             return None;
         }
         self.reorder(cx.cache, now);
+        let tier = device(self.cfg.replica);
         loop {
             let mut draft = Draft::new(self.step_budget());
+            self.settle_fetches(cx, &mut draft);
             self.plan_decodes(cx, &mut draft);
             let denied = self.plan_prompts(cx, &mut draft);
             self.admit_by_rank(cx, &mut draft);
+            cx.cache
+                .drain_copies_of(self.cfg.replica, &mut draft.copies);
             if !draft.rows.is_empty() || !draft.copies.is_empty() {
                 self.plan_guesses(cx, &mut draft);
                 return Some(self.commit(draft, cx.now));
             }
-            match denied.filter(|_| self.running.is_empty() && self.draining.is_empty()) {
+            let alone = self.running.is_empty() && self.draining.is_empty();
+            match denied.filter(|_| alone && cx.cache.copies_at(tier) == 0) {
                 // It has every page that can be had, and they are too few.
                 Some(id) => self.end(cx, id, FinishReason::OutOfPages),
                 None => return None,
@@ -113,8 +123,10 @@ impl Scheduler {
                 .live
                 .get_mut(&id)
                 .expect("a request in the queue is live");
-            if found != live.cached_probe {
-                live.cached_probe = found;
+            let (cached, on_device) = found;
+            live.device_probe = on_device;
+            if cached != live.cached_probe {
+                live.cached_probe = cached;
                 self.enqueue(id, now);
             }
         }
@@ -168,10 +180,13 @@ impl Scheduler {
         };
         let fair = Order::is_fair(&self.cfg);
         let mut walk = Walk::new(self.prefill_order(cx.now), fair, grouped);
+        let tier = device(self.cfg.replica);
         if let Some(id) = self.claim {
             match self.start(cx, draft, id) {
                 Ok(()) => {}
-                Err(_) if self.someone_yields() => walk.open = false,
+                Err(_) if self.someone_yields() || cx.cache.copies_at(tier) > 0 => {
+                    walk.open = false;
+                }
                 Err(_) => self.claim = None,
             }
         }
@@ -186,7 +201,7 @@ impl Scheduler {
                 }
                 (_, Some(key)) => {
                     walk.seen.insert(key.id);
-                    if self.computed_by_another(draft, key.id) {
+                    if self.computed_by_another(draft, key.id) || self.fetched_by_another(key.id) {
                         continue;
                     }
                     let Err(denied) = self.start(cx, draft, key.id) else {
@@ -194,7 +209,8 @@ impl Scheduler {
                     };
                     walk.tries += 1;
                     let impatient = self.live[&key.id].waited(cx.now) > self.patience_ns();
-                    if impatient || denied == Denied::Seats || walk.tries >= TRIES_MAX {
+                    let waits = impatient && denied != Denied::Coming;
+                    if waits || denied == Denied::Seats || walk.tries >= TRIES_MAX {
                         walk.open = false;
                     }
                     if let Denied::Pages { in_transit: 0, .. } = denied {

@@ -44,7 +44,7 @@ impl Scheduler {
         let id = live.id;
         let at_home = match &live.phase {
             Phase::Queued | Phase::Preempted => self.queue.contains(id),
-            Phase::Running(_) => self.running.contains(&id),
+            Phase::Running(_) | Phase::Fetching(_) => self.running.contains(&id),
             Phase::Draining(rest) => self.draining.contains(&id) && !rest.flight.is_empty(),
         };
         if !at_home {
@@ -56,7 +56,7 @@ impl Scheduler {
             return Err(bad(id, "its table is not its lease and its own pages"));
         }
         let flight: &[StepId] = match &live.phase {
-            Phase::Queued | Phase::Preempted => &[],
+            Phase::Queued | Phase::Preempted | Phase::Fetching(_) => &[],
             Phase::Running(run) => &run.flight,
             Phase::Draining(rest) => &rest.flight,
         };

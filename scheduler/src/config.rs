@@ -55,6 +55,13 @@ pub struct SchedulerConfig {
     /// Nanoseconds to compute one prompt token, for the worth of a cached prefix in the order of
     /// the queue until steps have been measured.
     pub prefill_ns_per_token: u32,
+    /// Nanoseconds that a copy between host and device takes whatever its size: planning, the
+    /// hand-over, the acknowledgement.
+    pub copy_ns: u32,
+    /// Nanoseconds to copy one page. A prefix on host is copied up when
+    /// `copy_ns + pages * copy_ns_per_page` is less than the time to compute its tokens; a
+    /// preempted request is copied down when twice that (down and up again) is.
+    pub copy_ns_per_page: u32,
     /// Milliseconds a step should take, by what was learned from the steps so far; 0 leaves
     /// `step_tokens` alone. A step computes a page of prompt at least, `step_tokens` at most.
     pub target_step_ms: u32,
@@ -80,6 +87,8 @@ impl Default for SchedulerConfig {
             queue_timeout_s: 600,
             max_drafts: 0,
             prefill_ns_per_token: 1_000_000,
+            copy_ns: 1_000_000,
+            copy_ns_per_page: 100_000,
             target_step_ms: 0,
             fair_shares: true,
         }

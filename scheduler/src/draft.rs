@@ -128,7 +128,8 @@ impl Scheduler {
                 draws: row.draws,
             });
         }
-        self.stats.steps += 1;
+        self.stats.steps += u64::from(!rows.is_empty());
+        self.stats.copy_plans += u64::from(rows.is_empty());
         let load = load_of(draft.rows.iter().map(|row| (row.first_pos, row.len)));
         self.flights.push_back(Flight::new(step, rows, now, load));
         plan

@@ -66,7 +66,7 @@ pub enum Reason {
 /// One event of one request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Emit {
-    /// First admission to the batch.
+    /// First admission to the batch; with a prefix on host, when it has come up.
     Started {
         /// Ours.
         request: RequestId,
@@ -158,7 +158,8 @@ pub enum FailKind {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens found in the cache at the first admission; never the request's own pages.
+    /// Prompt tokens found in the cache at the first admission and used; never the request's own
+    /// pages, and nothing that was computed because a copy failed or was not worth it.
     pub cached: CachedTokens,
     /// Tokens generated.
     pub completion_tokens: u32,
@@ -168,6 +169,26 @@ pub struct Usage {
     pub queue_ns: Nanos,
     /// Arrival to first token.
     pub ttft_ns: Option<Nanos>,
+    /// What came of the pins asked for.
+    pub pins: PinReport,
+}
+
+/// What came of the pins that a request asked for, over all of them. All zero when it asked for
+/// none, or ended before its prompt was cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PinReport {
+    /// Pins asked for.
+    pub asked: u32,
+    /// Pinned as asked.
+    pub accepted: u32,
+    /// Pinned in part: the budget was used up.
+    pub clipped: u32,
+    /// Not pinned: no budget, a lifetime of 0, or less than a page.
+    pub rejected: u32,
+    /// Pages of the longest pinned prefix.
+    pub pages: u32,
+    /// Pages of the longest prefix asked for.
+    pub asked_pages: u32,
 }
 
 /// Tokens found in the cache, by tier; disjoint.

@@ -9,6 +9,8 @@
 //!  take      n pages of rest (or more from the cache) -> own
 //!  publish   complete pages of own        -> the cache; the lease now covers them; a page the
 //!            cache already had is swapped in the table first, then the duplicate is released
+//!  arrive    what a copy brought up       -> leased; promises it replaces go back
+//!  promise   more pages, or fewer         -> rest
 //!  share     pages others computed        -> leased; own pages and promises they replace go back
 //!  close     own, rest -> released; lease -> ended. Takes `self`: the one way out.
 //! ```
@@ -162,6 +164,45 @@ impl Holding {
         let surplus = self.rest.split_off(spare);
         cache.cancel(surplus);
         gained
+    }
+
+    /// Whether the copy that the lease asked for is under way.
+    pub(crate) fn is_fetching(&self, cache: &PrefixCache) -> bool {
+        cache.is_promoting(&self.lease)
+    }
+
+    /// The copy has ended: takes up what is there now. Returns the tokens gained. For a request
+    /// that has computed nothing itself.
+    pub(crate) fn arrive(
+        &mut self,
+        cache: &mut PrefixCache,
+        key: Key<'_>,
+        max_tokens: u32,
+        now: Nanos,
+    ) -> u32 {
+        let gained = cache.grow(&mut self.lease, key, max_tokens, now);
+        self.table.clear();
+        cache.pages(&self.lease, &mut self.table);
+        gained
+    }
+
+    /// Makes the promise exactly what a table of `pages` needs beyond what it has.
+    pub(crate) fn promise(
+        &mut self,
+        cache: &mut PrefixCache,
+        pages: u32,
+        now: Nanos,
+    ) -> Result<Vec<CopyPlan>, Short> {
+        let wanted = pages.saturating_sub(count(self.table.len()));
+        let missing = self.missing(pages);
+        let surplus = self.rest.split_off(self.rest.left().saturating_sub(wanted));
+        cache.cancel(surplus);
+        if missing == 0 {
+            return Ok(Vec::new());
+        }
+        let (more, copies) = cache.reserve(self.rest.tier(), missing, now)?;
+        self.rest.merge(more);
+        Ok(copies)
     }
 
     /// Gives everything back. No step in flight may touch the pages any more.

@@ -1,17 +1,18 @@
 //! A request inside the scheduler: what it is, and which phase it is in.
 //!
 //! ```text
-//!            admit               preempt
-//!  Queued ---------> Running ----------------> Preempted
-//!    |                 |  ^                       |  |
-//!    |                 |  +-----------------------+  |
-//!    | abort, expire   | end          admit          | abort, expire
-//!    v                 v                             v
-//!   done          Draining(step) --step done--> done
+//!            admit              copy ended             preempt
+//!  Queued --------+--> Fetching ---------> Running --------------> Preempted
+//!    |            |  (host tier)              |  ^                    |  |
+//!    |            +---------------------------|--+--------------------+  |
+//!    | abort, expire    (nothing to fetch)    | end      admit           | abort, expire
+//!    v                                        v                          v
+//!   done                             Draining(step) --step done-->     done
 //! ```
-//! Each phase has its own fields. `Running` and `Draining` hold pages, the others none. A request
-//! that has had its final event while a step still works on its pages is `Draining`; "done" is
-//! being no longer in the map.
+//! Each phase has its own fields. `Fetching`, `Running` and `Draining` hold pages, the others none.
+//! `Fetching` is a seat whose prefix is on its way from the host tier: it becomes `Running` when
+//! the copy has ended, well or badly. A request that has had its final event while a step still
+//! works on its pages is `Draining`; "done" is being no longer in the map.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use rootstock_radix::{Hints, Key, NamespaceId, TenantId, Token};
 use smallvec::SmallVec;
 
 use crate::config::SchedulerConfig;
-use crate::emit::{CachedTokens, Usage};
+use crate::emit::{CachedTokens, PinReport, Usage};
 use crate::holding::Holding;
 use crate::policy::{KeyParts, Order, seconds_to_ns};
 use crate::request::{Class, NewRequest, RequestId, SamplingParams};
@@ -87,8 +88,14 @@ pub(crate) struct Live {
     pub(crate) waited_before: Nanos,
     /// Start of the present wait, which lasts until a token is drawn.
     pub(crate) waiting_since: Option<Nanos>,
-    /// Tokens found in the cache at the last look.
+    /// Tokens found in the cache at the last look, on device and host.
     pub(crate) cached_probe: u32,
+    /// Of those, on the device.
+    pub(crate) device_probe: u32,
+    /// A copy for it failed: it computes from now on.
+    pub(crate) fetch_failed: bool,
+    /// What came of its pins; None before its prompt is cached.
+    pub(crate) pins: Option<PinReport>,
     pub(crate) phase: Phase,
 }
 
@@ -99,10 +106,22 @@ pub(crate) enum Phase {
     Queued,
     /// Gave way; waits to go on.
     Preempted,
+    /// Has a seat and pages; its prefix is being copied up.
+    Fetching(Fetching),
     /// Has a seat and pages.
     Running(Running),
     /// Has ended; a step in flight may still touch its pages.
     Draining(Draining),
+}
+
+/// A seat whose prefix is on its way.
+#[derive(Debug)]
+pub(crate) struct Fetching {
+    pub(crate) hold: Holding,
+    /// What the match found.
+    pub(crate) found: CachedTokens,
+    /// Tokens on the device when all has arrived.
+    pub(crate) until: u32,
 }
 
 /// A seat in the batch.
@@ -172,6 +191,9 @@ impl Live {
             waited_before: 0,
             waiting_since: Some(now),
             cached_probe: 0,
+            device_probe: 0,
+            fetch_failed: false,
+            pins: None,
             phase: Phase::Queued,
         }
     }
@@ -265,14 +287,23 @@ impl Live {
     pub(crate) fn running(&self) -> Option<&Running> {
         match &self.phase {
             Phase::Running(run) => Some(run),
-            Phase::Queued | Phase::Preempted | Phase::Draining(_) => None,
+            Phase::Queued | Phase::Preempted | Phase::Fetching(_) | Phase::Draining(_) => None,
         }
     }
 
     pub(crate) fn running_mut(&mut self) -> Option<&mut Running> {
         match &mut self.phase {
             Phase::Running(run) => Some(run),
-            Phase::Queued | Phase::Preempted | Phase::Draining(_) => None,
+            Phase::Queued | Phase::Preempted | Phase::Fetching(_) | Phase::Draining(_) => None,
+        }
+    }
+
+    /// Whether it has a seat that a more important one could take.
+    pub(crate) fn can_give_way(&self) -> bool {
+        match &self.phase {
+            Phase::Running(run) => !run.yielding,
+            Phase::Fetching(_) => true,
+            Phase::Queued | Phase::Preempted | Phase::Draining(_) => false,
         }
     }
 
@@ -312,6 +343,7 @@ impl Live {
             preemptions: self.preemptions,
             queue_ns: admitted.saturating_sub(self.arrival),
             ttft_ns: self.first_token.map(|at| at.saturating_sub(self.arrival)),
+            pins: self.pins.unwrap_or_default(),
         }
     }
 }

@@ -57,12 +57,15 @@ impl Scheduler {
     ) -> Relief {
         let held = short.free_pages + short.evictable_pages;
         let missing = short.needed_pages.saturating_sub(held).max(1);
-        let wanted = draft.owed_pages + missing;
+        let owed = draft.owed_pages + missing;
         let leaving = self.leaving();
-        if self.freed_by(&leaving, &[]) + short.in_transit_pages >= wanted {
-            draft.owed_pages = wanted;
+        // Copies under way bring back pages by themselves.
+        let wanted = owed.saturating_sub(short.in_transit_pages);
+        if self.freed_by(&leaving, &[]) >= wanted {
+            draft.owed_pages = owed;
             return Relief::Wait;
         }
+        let copies = cx.cache.copies_at(device(self.cfg.replica)) > 0;
         let order = self.victims(|_| true);
         let before = order.iter().position(|&victim| victim == id).unwrap_or(0);
         let alone = order.len() == 1;
@@ -73,11 +76,11 @@ impl Scheduler {
             Some(victims) => match self.give_way(cx, &victims, draft) {
                 Yield::Now if draft.owed_pages == 0 => Relief::Freed,
                 Yield::Now | Yield::Later => {
-                    draft.owed_pages = wanted;
+                    draft.owed_pages = owed;
                     Relief::Wait
                 }
             },
-            None if alone && (landing || !leaving.is_empty()) => Relief::Wait,
+            None if alone && (landing || copies || !leaving.is_empty()) => Relief::Wait,
             None if alone => {
                 self.end(cx, id, FinishReason::OutOfPages);
                 Relief::Gone
@@ -118,8 +121,21 @@ impl Scheduler {
     ) {
         let full = count(self.running.len()) >= self.cfg.max_running;
         let found = self.find(cx, id);
+        if found.cached.host > 0 && cx.cache.is_coming(&found.lease) {
+            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            return;
+        }
         let available = cx.cache.available(device(self.cfg.replica));
         let missing = found.needed_pages.saturating_sub(available);
+        let in_transit = match missing {
+            0 => 0,
+            _ => cx.cache.returning(device(self.cfg.replica)),
+        };
+        if in_transit > 0 && in_transit >= missing && !full {
+            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            return;
+        }
+        let missing = missing.saturating_sub(in_transit);
         let mut leased = Vec::new();
         cx.cache.pages(&found.lease, &mut leased);
         let leaving = self.leaving();
@@ -151,7 +167,7 @@ impl Scheduler {
     fn victims(&self, filter: impl Fn(&Live) -> bool) -> Vec<RequestId> {
         let running = self.running.iter().map(|id| &self.live[id]);
         let mut order: Vec<&Live> = running
-            .filter(|live| live.running().is_some_and(|run| !run.yielding) && filter(live))
+            .filter(|live| live.can_give_way() && filter(live))
             .collect();
         order.sort_by_key(|live| live.victim_key(self.cfg.max_preemptions));
         order.iter().map(|live| live.id).collect()
@@ -250,22 +266,22 @@ impl Scheduler {
             draft.withdraw(id);
             let live = self.live.get_mut(&id).expect("a victim is live");
             let spent = live.preemptions >= self.cfg.max_preemptions;
-            let run = live.running_mut().expect("a victim is running");
-            if !run.flight.is_empty() {
+            let landing = live.running().is_some_and(|run| !run.flight.is_empty());
+            if landing {
                 when = Yield::Later;
             }
             if spent {
                 self.end(cx, id, FinishReason::TooManyPreemptions);
-            } else if run.flight.is_empty() {
+            } else if !landing {
                 self.preempt(cx, id);
-            } else {
+            } else if let Some(run) = live.running_mut() {
                 run.yielding = true;
             }
         }
         when
     }
 
-    /// Puts a running request without steps in flight back into the queue.
+    /// Puts a seated request without steps in flight back into the queue.
     pub(crate) fn preempt(&mut self, cx: &mut Cx<'_>, id: RequestId) {
         let live = self.live.get_mut(&id).expect("a victim is live");
         let usable = cx.cache.total(device(self.cfg.replica));
@@ -275,14 +291,19 @@ impl Scheduler {
         }
         live.preemptions += 1;
         live.waiting_since.get_or_insert(cx.now);
-        live.cached_probe = live.running().map_or(0, |run| run.hold.leased_tokens());
-        let phase = std::mem::replace(&mut live.phase, Phase::Preempted);
-        if let Phase::Running(run) = phase {
-            assert!(
-                run.flight.is_empty(),
-                "a request with steps in flight holds its pages"
-            );
-            run.hold.close(cx.cache, Fate::Preempted, cx.now);
+        let leased = live.holding().map_or(0, Holding::leased_tokens);
+        (live.cached_probe, live.device_probe) = (leased, leased);
+        match std::mem::replace(&mut live.phase, Phase::Preempted) {
+            Phase::Running(run) => {
+                assert!(
+                    run.flight.is_empty(),
+                    "a request with steps in flight holds its pages"
+                );
+                let fate = self.fate_of_preempted(leased);
+                run.hold.close(cx.cache, fate, cx.now);
+            }
+            Phase::Fetching(fetch) => fetch.hold.close(cx.cache, Fate::Keep, cx.now),
+            Phase::Queued | Phase::Preempted | Phase::Draining(_) => {}
         }
         self.running.remove(&id);
         self.stats.preemptions += 1;
@@ -295,6 +316,7 @@ impl Live {
     pub(crate) fn holding(&self) -> Option<&Holding> {
         match &self.phase {
             Phase::Running(run) => Some(&run.hold),
+            Phase::Fetching(fetch) => Some(&fetch.hold),
             Phase::Draining(rest) => Some(&rest.hold),
             Phase::Queued | Phase::Preempted => None,
         }

@@ -109,7 +109,7 @@ impl Scheduler {
         let id = RequestId::new(self.cfg.replica, self.next_request);
         let mut live = Live::new(id, new, &self.cfg, now);
         if self.order.uses_cache() {
-            live.cached_probe = self.probe(cache, &live);
+            (live.cached_probe, live.device_probe) = self.probe(cache, &live);
         }
         let queue_len = count(self.queue.len());
         if queue_len >= self.cfg.max_queue && !self.displace(&live, now) {
@@ -163,6 +163,7 @@ impl Scheduler {
         SchedulerStats {
             waiting: count(self.queue.len()),
             running: count(self.running.len()),
+            fetching: self.fetching(),
             draining: count(self.draining.len()),
             in_flight: count(self.flights.len()),
             ..self.stats.clone()
@@ -172,6 +173,30 @@ impl Scheduler {
     /// Whether no request is live.
     pub fn is_idle(&self) -> bool {
         self.live.is_empty()
+    }
+
+    /// When time alone changes something: a deadline or a queue timeout passes. None: nothing will.
+    pub fn due_at(&self) -> Option<Nanos> {
+        self.expiry.first().map(|&(at, _)| at)
+    }
+
+    /// Name of the phase of a live request, for people and tests.
+    pub fn phase(&self, id: RequestId) -> Option<&'static str> {
+        let live = self.live.get(&id)?;
+        Some(match &live.phase {
+            Phase::Queued => "queued",
+            Phase::Preempted => "preempted",
+            Phase::Fetching(_) => "fetching",
+            Phase::Running(run) if run.yielding => "yielding",
+            Phase::Running(run) if run.computed < live.prompt_tokens => "prefill",
+            Phase::Running(_) => "decode",
+            Phase::Draining(_) => "draining",
+        })
+    }
+
+    fn fetching(&self) -> u32 {
+        let phase = |id: &&RequestId| matches!(self.live[id].phase, Phase::Fetching(_));
+        count(self.running.iter().filter(phase).count())
     }
 
     fn fits(&self, new: &NewRequest, cache: &PrefixCache) -> Result<(), Reason> {
@@ -215,11 +240,12 @@ impl Scheduler {
         true
     }
 
-    /// Tokens of a waiting request that are cached now; pure.
-    pub(crate) fn probe(&self, cache: &PrefixCache, live: &Live) -> u32 {
+    /// Tokens of a waiting request that are cached now: on device and host, on the device; pure.
+    pub(crate) fn probe(&self, cache: &PrefixCache, live: &Live) -> (u32, u32) {
         let found = cache.probe(live.cache_key(), self.cfg.replica);
-        let total = found.device_tokens + found.host_tokens + found.storage_tokens;
-        total.min(live.len() - 1)
+        let total = found.device_tokens + found.host_tokens;
+        let most = live.len() - 1;
+        (total.min(most), found.device_tokens.min(most))
     }
 
     /// Puts a request without a seat in its place in the queue, or gives it a new key.
@@ -264,7 +290,7 @@ impl Scheduler {
             self.expiry.pop_first();
             let live = &self.live[&id];
             let late = live.deadline.is_some_and(|d| d <= cx.now);
-            if late || matches!(live.phase, Phase::Queued) {
+            if late || matches!(live.phase, Phase::Queued | Phase::Fetching(_)) {
                 self.end(cx, id, FinishReason::Expired);
             }
         }
@@ -283,8 +309,10 @@ impl Scheduler {
         cx.out.push(last);
         self.queue.remove(id);
         self.running.remove(&id);
-        let Phase::Running(run) = live.phase else {
-            return;
+        let run = match live.phase {
+            Phase::Running(run) => run,
+            Phase::Fetching(fetch) => return fetch.hold.close(cx.cache, Fate::Keep, cx.now),
+            Phase::Queued | Phase::Preempted | Phase::Draining(_) => return,
         };
         if run.flight.is_empty() {
             run.hold.close(cx.cache, Fate::Keep, cx.now);

@@ -108,7 +108,7 @@ impl Scheduler {
         // A step begins when it is launched, or when the one before it ends.
         let begin = flight.launched_at.max(self.landed_at);
         self.landed_at = self.landed_at.max(cx.now);
-        if results.is_ok() {
+        if results.is_ok() && !flight.rows.is_empty() {
             self.time.learn(flight.load, cx.now.saturating_sub(begin));
             if let Some(ns) = self.time.token_ns() {
                 self.order.prefill_ns_per_token = ns;
@@ -137,13 +137,14 @@ impl Scheduler {
                 return;
             }
             Phase::Running(run) => run.flight.retain(|&mut other| other != step),
-            Phase::Queued | Phase::Preempted => return,
+            Phase::Queued | Phase::Preempted | Phase::Fetching(_) => return,
         }
         let verdict = result.and_then(|result| live.take_in(row, result));
         let reason = match verdict {
             Err(kind) => Some(FinishReason::Failed(kind)),
             Ok(taken) => {
                 live.publish(cx);
+                live.apply_pins(cx, self.cfg.page_tokens, &mut self.stats);
                 taken.report(live, cx)
             }
         };

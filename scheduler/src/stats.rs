@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::emit::{FinishReason, Usage};
+use crate::emit::{FinishReason, PinReport, Usage};
 
 /// What a scheduler has done, and how full it is.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -11,6 +11,8 @@ pub struct SchedulerStats {
     pub waiting: u32,
     /// Requests with a seat now.
     pub running: u32,
+    /// Of those, waiting for a prefix to come up from host.
+    pub fetching: u32,
     /// Ended requests whose pages a step in flight may touch now.
     pub draining: u32,
     /// Steps out now.
@@ -43,17 +45,34 @@ pub struct SchedulerStats {
     pub cached_tokens: u64,
     /// Tokens taken over from others that computed them meanwhile.
     pub shared_tokens: u64,
+    /// Prefixes copied up from host for a request.
+    pub fetches: u64,
+    /// Tokens that they brought.
+    pub fetched_tokens: u64,
+    /// Such copies that brought less than they should.
+    pub fetches_failed: u64,
+    /// Pins asked for by requests whose prompt was cached.
+    pub pins_asked: u64,
+    /// Of those, not or not wholly granted.
+    pub pins_cut: u64,
     /// Positions computed, recomputation included.
     pub computed_tokens: u64,
     /// Output tokens.
     pub generated_tokens: u64,
-    /// Plans made.
+    /// Plans with rows.
     pub steps: u64,
+    /// Plans of copies alone.
+    pub copy_plans: u64,
     /// Results for steps that are not out; ignored.
     pub stray_results: u64,
 }
 
 impl SchedulerStats {
+    pub(crate) fn count_pins(&mut self, report: &PinReport) {
+        self.pins_asked += u64::from(report.asked);
+        self.pins_cut += u64::from(report.clipped + report.rejected);
+    }
+
     pub(crate) fn count_final(&mut self, reason: FinishReason, usage: &Usage) {
         self.generated_tokens += u64::from(usage.completion_tokens);
         let counter = match reason {

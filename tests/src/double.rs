@@ -2,14 +2,16 @@
 //!
 //! It keeps one fingerprint per slot of every tier. A row reads every slot of its page table and
 //! compares it with the fingerprint of the request's true history, then writes its own. Steps
-//! run as late as they may, when their result is asked for; copies finish 0 to 20 steps late.
-//! A step that fails leaves garbage behind. Rows may guess drafts, right and wrong.
+//! run as late as they may, when their result is asked for; copies finish some polls late, and
+//! some fail. What fails leaves garbage behind. Rows may guess drafts, right and wrong.
 //!
 //! Faults can be planted to show that the simulation finds them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rootstock_memory::{CopyDone, CopyEngine, CopyId, CopyPlan, Full, PageId, StepId, TierId};
+use rootstock_memory::{
+    CopyDone, CopyEngine, CopyId, CopyPlan, Full, PageId, ReplicaId, StepId, TierId,
+};
 use rootstock_radix::{NamespaceId, Token};
 use rootstock_scheduler::{RequestId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan};
 
@@ -35,6 +37,12 @@ pub enum Planted {
     ForeignPage(u32),
     /// The n-th acknowledged copy moved no bytes.
     LostCopy(u32),
+    /// The n-th copy that fails is acknowledged as done.
+    BelievedCopy(u32),
+    /// The n-th copy up is acknowledged long before it reads its source.
+    EarlyCopy(u32),
+    /// The n-th pin is undone behind everybody's back; played by the simulator.
+    LostPin(u32),
 }
 
 /// What the double knows of a request: the truth its pages are compared with.
@@ -62,21 +70,26 @@ impl Truth {
 #[derive(Debug)]
 struct Copy {
     plan: CopyPlan,
-    steps_left: u32,
+    polls_left: u32,
+    fails: bool,
+    /// Acknowledged already: a planted fault.
+    early: bool,
 }
 
-/// The double of one replica's backend and of the process's copy engine.
+/// The double of all replicas' backends and copy engines, which share the host tier.
 #[derive(Debug)]
 pub struct EngineDouble {
     page_tokens: u32,
     memory: BTreeMap<TierId, Vec<u64>>,
     truths: BTreeMap<RequestId, Truth>,
-    launched: VecDeque<StepPlan>,
+    launched: BTreeMap<ReplicaId, VecDeque<StepPlan>>,
     /// First drawn token of each row of the last steps, for rows that follow them.
-    drawn: BTreeMap<StepId, Vec<Option<Token>>>,
+    drawn: BTreeMap<(ReplicaId, StepId), Vec<Option<Token>>>,
     copies: Vec<Copy>,
     finished_copies: BTreeSet<CopyId>,
     copy_delay_max: u32,
+    /// Chance that a copy fails, in percent.
+    pub copy_failures: u32,
     rng: Rng,
     planted: Planted,
     rows_seen: u32,
@@ -88,6 +101,10 @@ pub struct EngineDouble {
     pub rows_ahead: u64,
     /// Rows that accepted more than one token.
     pub rows_many: u64,
+    /// Copies acknowledged as done, by direction: down, up.
+    pub copies_done: [u64; 2],
+    /// Copies acknowledged as failed.
+    pub copies_failed: u64,
 }
 
 impl EngineDouble {
@@ -97,11 +114,12 @@ impl EngineDouble {
             page_tokens,
             memory: BTreeMap::new(),
             truths: BTreeMap::new(),
-            launched: VecDeque::new(),
+            launched: BTreeMap::new(),
             drawn: BTreeMap::new(),
             copies: Vec::new(),
             finished_copies: BTreeSet::new(),
             copy_delay_max,
+            copy_failures: 0,
             rng: Rng::new(seed),
             planted,
             rows_seen: 0,
@@ -109,6 +127,8 @@ impl EngineDouble {
             rows_run: 0,
             rows_ahead: 0,
             rows_many: 0,
+            copies_done: [0; 2],
+            copies_failed: 0,
         }
     }
 
@@ -131,31 +151,56 @@ impl EngineDouble {
     /// # Panics
     /// With more copies under way than it takes.
     pub fn launch(&mut self, plan: StepPlan) {
-        for other in self.launched.iter().chain([&plan]) {
+        let flying = self.launched.entry(plan.replica).or_default();
+        let mut findings = Vec::new();
+        for other in flying.iter().chain([&plan]) {
             let found = foreign_write(other, &plan, self.page_tokens)
                 .or_else(|| foreign_write(&plan, other, self.page_tokens));
-            if let Some(found) = found {
-                self.finding.get_or_insert(found);
-            }
+            findings.extend(found);
         }
+        let home = TierId::Device(plan.replica);
         for copy in &plan.copies {
+            if copy.from.0 != home && copy.to.0 != home {
+                findings.push(format!("copy {} is not of {home:?}", copy.id.0));
+            }
             let submitted = self.submit(copy.clone());
             assert!(
                 submitted.is_ok(),
                 "the scheduler of a simulation stays below the copy limit"
             );
         }
-        self.launched.push_back(plan);
+        if let Some(found) = findings.into_iter().next() {
+            self.finding.get_or_insert(found);
+        }
+        self.launched
+            .entry(plan.replica)
+            .or_default()
+            .push_back(plan);
     }
 
     /// Steps that are out.
     pub fn in_flight(&self) -> usize {
-        self.launched.len()
+        self.launched.values().map(VecDeque::len).sum()
     }
 
-    /// The oldest step fails after it has written part of its rows.
+    /// Steps of one replica that are out.
+    pub fn in_flight_of(&self, replica: ReplicaId) -> usize {
+        self.launched.get(&replica).map_or(0, VecDeque::len)
+    }
+
+    /// Copies that are not acknowledged.
+    pub fn copies_under_way(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// The oldest step of the first replica fails.
     pub fn fail_oldest(&mut self) -> Option<StepId> {
-        let plan = self.launched.pop_front()?;
+        self.fail_oldest_of(ReplicaId(0))
+    }
+
+    /// The oldest step of a replica fails after it has written part of its rows.
+    pub fn fail_oldest_of(&mut self, replica: ReplicaId) -> Option<StepId> {
+        let plan = self.launched.get_mut(&replica)?.pop_front()?;
         for row in &plan.rows {
             if self.rng.percent(50) {
                 let at = self.slot(plan.row_pages(row), row.first_pos);
@@ -164,14 +209,18 @@ impl EngineDouble {
             // Its later steps run on garbage, and nobody may believe them.
             self.truths.remove(&row.request);
         }
-        self.age_copies();
-        self.drawn.insert(plan.id, vec![None; plan.rows.len()]);
+        self.remember(&plan, vec![None; plan.rows.len()]);
         Some(plan.id)
     }
 
-    /// Runs the oldest step.
+    /// Runs the oldest step of the first replica.
     pub fn run_oldest(&mut self) -> Option<(StepId, StepOutput)> {
-        let plan = self.launched.pop_front()?;
+        self.run_oldest_of(ReplicaId(0))
+    }
+
+    /// Runs the oldest step of a replica.
+    pub fn run_oldest_of(&mut self, replica: ReplicaId) -> Option<(StepId, StepOutput)> {
+        let plan = self.launched.get_mut(&replica)?.pop_front()?;
         if let Some(id) = plan
             .after
             .iter()
@@ -187,12 +236,21 @@ impl EngineDouble {
             drawn.push(out.accepted.first().copied());
             output.rows.push(out);
         }
-        self.drawn.insert(plan.id, drawn);
-        while self.drawn.len() > 8 {
-            self.drawn.pop_first();
-        }
-        self.age_copies();
+        self.remember(&plan, drawn);
         Some((plan.id, output))
+    }
+
+    /// Keeps what a step drew, for the few steps after it.
+    fn remember(&mut self, plan: &StepPlan, drawn: Vec<Option<Token>>) {
+        self.drawn.insert((plan.replica, plan.id), drawn);
+        let old = StepId(plan.id.0.saturating_sub(8));
+        self.drawn
+            .retain(|&(replica, step), _| replica != plan.replica || step > old);
+    }
+
+    /// A request has ended and its steps have landed: it is forgotten.
+    pub fn forget(&mut self, id: RequestId) {
+        self.truths.remove(&id);
     }
 
     fn run_row(&mut self, plan: &StepPlan, row: &Row) -> RowOut {
@@ -204,7 +262,7 @@ impl EngineDouble {
             self.rows_ahead += 1;
             let source = self
                 .drawn
-                .get(&step)
+                .get(&(plan.replica, step))
                 .and_then(|rows| rows.get(index as usize));
             match source.copied().flatten() {
                 Some(token) => tokens[0] = token,
@@ -326,7 +384,7 @@ impl EngineDouble {
         page * self.page_tokens as usize + (at % self.page_tokens) as usize
     }
 
-    fn write(&mut self, replica: rootstock_memory::ReplicaId, slot: usize, kv: u64) {
+    fn write(&mut self, replica: ReplicaId, slot: usize, kv: u64) {
         let memory = self.memory.entry(TierId::Device(replica)).or_default();
         if memory.len() <= slot {
             memory.resize(slot + 1, 0);
@@ -343,7 +401,9 @@ impl EngineDouble {
         | Planted::WrongCount(n)
         | Planted::SwappedPages(n)
         | Planted::ForeignPage(n)
-        | Planted::LostCopy(n)) = self.planted
+        | Planted::LostCopy(n)
+        | Planted::BelievedCopy(n)
+        | Planted::EarlyCopy(n)) = self.planted
         else {
             return false;
         };
@@ -366,19 +426,18 @@ impl EngineDouble {
         }
     }
 
-    fn age_copies(&mut self) {
-        for copy in &mut self.copies {
-            copy.steps_left = copy.steps_left.saturating_sub(1);
-        }
-    }
-
-    fn move_bytes(&mut self, plan: &CopyPlan) {
+    fn move_bytes(&mut self, plan: &CopyPlan, garbage: bool) {
         let size = self.page_tokens as usize;
         for (from, to) in plan.from.1.iter().zip(&plan.to.1) {
             let source = self.memory.get(&plan.from.0);
             let start = from.index() * size;
+            let read = |slot| {
+                source
+                    .and_then(|m: &Vec<u64>| m.get(slot).copied())
+                    .unwrap_or(0)
+            };
             let bytes: Vec<u64> = (start..start + size)
-                .map(|slot| source.and_then(|m| m.get(slot).copied()).unwrap_or(0))
+                .map(|slot| if garbage { GARBAGE } else { read(slot) })
                 .collect();
             let target = self.memory.entry(plan.to.0).or_default();
             let start = to.index() * size;
@@ -395,28 +454,56 @@ impl CopyEngine for EngineDouble {
         if self.copies.len() >= COPIES_MAX {
             return Err((plan, Full));
         }
-        let steps_left = self.rng.below(self.copy_delay_max + 1);
-        self.copies.push(Copy { plan, steps_left });
+        let polls_left = self.rng.below(self.copy_delay_max + 1);
+        let fails = self.rng.percent(self.copy_failures);
+        self.copies.push(Copy {
+            plan,
+            polls_left,
+            fails,
+            early: false,
+        });
         Ok(())
     }
 
     /// Bytes move when a copy is acknowledged, as late as can be.
     fn poll(&mut self, done: &mut Vec<CopyDone>) {
-        let (ready, waiting): (Vec<Copy>, Vec<Copy>) = std::mem::take(&mut self.copies)
-            .into_iter()
-            .partition(|copy| copy.steps_left == 0);
-        self.copies = waiting;
-        for copy in ready {
-            if !self.hit(|p| matches!(p, Planted::LostCopy(_))) {
-                self.move_bytes(&copy.plan);
+        let mut waiting = Vec::new();
+        for mut copy in std::mem::take(&mut self.copies) {
+            let up = copy.plan.from.0 == TierId::Host;
+            if copy.polls_left > 0 {
+                copy.polls_left -= 1;
+                waiting.push(copy);
+                continue;
             }
+            if !copy.early && up && !copy.fails && self.hit(|p| matches!(p, Planted::EarlyCopy(_)))
+            {
+                done.push(acknowledge(&copy.plan, true));
+                (copy.early, copy.polls_left) = (true, 12);
+                waiting.push(copy);
+                continue;
+            }
+            let believed = copy.fails && self.hit(|p| matches!(p, Planted::BelievedCopy(_)));
+            if !self.hit(|p| matches!(p, Planted::LostCopy(_))) {
+                self.move_bytes(&copy.plan, copy.fails);
+            }
+            if copy.early {
+                continue;
+            }
+            let ok = !copy.fails || believed;
+            self.copies_failed += u64::from(!ok);
+            self.copies_done[usize::from(up)] += u64::from(ok);
             self.finished_copies.insert(copy.plan.id);
-            done.push(CopyDone {
-                id: copy.plan.id,
-                ok: true,
-            });
+            done.push(acknowledge(&copy.plan, ok));
+        }
+        self.copies = waiting;
+        while self.finished_copies.len() > 1024 {
+            self.finished_copies.pop_first();
         }
     }
+}
+
+fn acknowledge(plan: &CopyPlan, ok: bool) -> CopyDone {
+    CopyDone { id: plan.id, ok }
 }
 
 /// A page that a row of `writing` writes and a row of another request in `reading` names.

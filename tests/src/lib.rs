@@ -5,9 +5,11 @@
 //! replays a run.
 
 pub mod double;
+mod judge;
 pub mod report;
 pub mod rng;
 pub mod sim;
 pub mod swarm;
 pub mod text;
+mod traffic;
 pub mod world;

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rootstock::CoreStats;
 use rootstock_scheduler::{FinishReason, RequestId};
+
+use crate::double::EngineDouble;
+use crate::swarm::Swarm;
 
 /// Something that happened, for the account of a failure.
 #[derive(Clone, Debug)]
@@ -14,7 +18,7 @@ use rootstock_scheduler::{FinishReason, RequestId};
 pub(crate) enum Event {
     Added(RequestId, u32, u32),
     NotAdded(String),
-    Launched(u64, Vec<(u64, u32, u32)>),
+    Launched(u64, Vec<(u64, u32, u32)>, usize),
     Landed(u64),
     Failed(u64),
     Asked(RequestId, FinishReason),
@@ -36,6 +40,20 @@ pub struct Report {
     pub cached_tokens: u64,
     /// Tokens taken over from others during the prefill.
     pub shared_tokens: u64,
+    /// Tokens copied up from host for requests, and copies for them that brought less.
+    pub fetched_tokens: u64,
+    /// Fetches that brought less than they should.
+    pub fetches_failed: u64,
+    /// Copies done down, up, and failed.
+    pub copies: [u64; 3],
+    /// Pins whose pages were watched.
+    pub pins_watched: u64,
+    /// Pins that had to give way.
+    pub pins_yielded: u64,
+    /// Requests ended by their callers, by phase.
+    pub asked_in: BTreeMap<String, u64>,
+    /// Times everything was recounted.
+    pub checks: u64,
     /// Rows run.
     pub rows: u64,
     /// Rows that took their input from a step in flight.
@@ -46,11 +64,57 @@ pub struct Report {
     pub plans: u64,
 }
 
+impl Report {
+    /// Takes in the counters at the end of a run.
+    pub(crate) fn take_in(&mut self, steps: u64, stats: &CoreStats, engine: &EngineDouble) {
+        self.steps = steps;
+        for scheduler in &stats.schedulers {
+            self.preemptions += scheduler.preemptions;
+            self.cached_tokens += scheduler.cached_tokens;
+            self.shared_tokens += scheduler.shared_tokens;
+            self.fetched_tokens += scheduler.fetched_tokens;
+            self.fetches_failed += scheduler.fetches_failed;
+        }
+        self.pins_yielded = stats.cache.pins_yielded;
+        let [down, up] = engine.copies_done;
+        self.copies = [down, up, engine.copies_failed];
+        self.rows = engine.rows_run;
+        self.rows_ahead = engine.rows_ahead;
+        self.rows_many = engine.rows_many;
+    }
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Report) {
+        self.steps += other.steps;
+        self.events += other.events;
+        self.preemptions += other.preemptions;
+        self.cached_tokens += other.cached_tokens;
+        self.shared_tokens += other.shared_tokens;
+        self.fetched_tokens += other.fetched_tokens;
+        self.fetches_failed += other.fetches_failed;
+        for (sum, more) in self.copies.iter_mut().zip(other.copies) {
+            *sum += more;
+        }
+        self.pins_watched += other.pins_watched;
+        self.pins_yielded += other.pins_yielded;
+        self.checks += other.checks;
+        self.rows += other.rows;
+        self.rows_ahead += other.rows_ahead;
+        self.rows_many += other.rows_many;
+        for (reason, count) in &other.ended {
+            *self.ended.entry(reason.clone()).or_default() += count;
+        }
+        for (phase, count) in &other.asked_in {
+            *self.asked_in.entry(phase.clone()).or_default() += count;
+        }
+    }
+}
+
 /// A run that went wrong.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Seed that shows it again.
-    pub seed: u64,
+    /// The world; its seed shows it again.
+    pub swarm: Swarm,
     /// Step at which it showed.
     pub step: u64,
     /// What was found.
@@ -63,15 +127,16 @@ impl fmt::Display for Failure {
         writeln!(
             f,
             "seed {}, step {}: {}",
-            self.seed, self.step, self.finding
+            self.swarm.seed, self.step, self.finding
         )?;
+        writeln!(f, "{:?}\n{:?}", self.swarm.cache, self.swarm.scheduler)?;
         for event in &self.events {
             writeln!(f, "  {event:?}")?;
         }
         write!(
             f,
             "SIM_SEED={} cargo test -p rootstock-tests --test sim_swarm",
-            self.seed
+            self.swarm.seed
         )
     }
 }

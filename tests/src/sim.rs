@@ -1,18 +1,20 @@
-//! The simulator: scheduler, cache and engine double on a virtual clock, from one seed.
+//! The simulator: the serving core and an engine double on a virtual clock, from one seed.
 //!
-//! Every step everything is recounted and every page read is compared. At the end of the traffic
-//! the world runs dry: every request has had exactly one final event, and every page is free or
-//! cached. What a request said must be what it says alone, or a prefix of it when something cut
-//! it short.
+//! Up to three replicas share a host tier; copies are slow and may fail. Every turn (or, in long
+//! runs, every so many turns) everything is recounted; every page read is compared. At the end of
+//! the traffic the world runs dry: every request has had exactly one final event, and every page
+//! is free or cached. What a request said must be what it says alone, or a prefix of it when
+//! something cut it short (`judge.rs`). What is pinned must be found while the pin lasts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rootstock_memory::{CopyEngine, Nanos, TierId};
-use rootstock_radix::{Hints, NamespaceId, NamespaceKey, PrefixCache, TenantId, Token};
-use rootstock_scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams, Scheduler, Usage,
+use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock_memory::{CopyEngine, Nanos, ReplicaId};
+use rootstock_radix::{
+    Action, Key, NamespaceId, NamespaceKey, Outcome, Target, TenantId, Token, Ttl,
 };
+use rootstock_scheduler::{Admission, CachedTokens, FinishReason, NewRequest, RequestId};
 
 use crate::double::{EngineDouble, Planted};
 use crate::report::{Event, Failure, Report};
@@ -24,34 +26,51 @@ const EVENTS_KEPT: usize = 50;
 /// Steps without anything to run after which a world with requests counts as stuck.
 const STALL_MAX: u32 = 100;
 
+/// Promises of pins that are watched at a time.
+const PROMISES_MAX: usize = 32;
+
 /// The caller's side of a request.
 #[derive(Debug)]
-struct Client {
-    new: NewRequest,
-    got: Vec<Token>,
-    started: bool,
-    reason: Option<FinishReason>,
+pub(crate) struct Client {
+    pub(crate) new: NewRequest,
+    pub(crate) arrival: Nanos,
+    pub(crate) pin_epoch: (u64, u64),
+    pub(crate) got: Vec<Token>,
+    pub(crate) started: Option<CachedTokens>,
+    pub(crate) reason: Option<FinishReason>,
+}
+
+/// A pinned prefix and until when at least it is pinned.
+#[derive(Debug)]
+pub(crate) struct Promise {
+    pub(crate) ns: NamespaceId,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) until: Nanos,
 }
 
 /// One world.
 #[derive(Debug)]
-struct Sim {
-    swarm: Swarm,
-    rng: Rng,
-    now: Nanos,
+pub(crate) struct Sim {
+    pub(crate) swarm: Swarm,
+    pub(crate) rng: Rng,
+    pub(crate) now: Nanos,
     step: u64,
-    cache: PrefixCache,
-    scheduler: Scheduler,
-    engine: EngineDouble,
-    clients: BTreeMap<RequestId, Client>,
-    live: Vec<RequestId>,
-    namespaces: Vec<NamespaceId>,
-    families: Vec<Vec<Token>>,
+    pub(crate) core: ServingCore,
+    pub(crate) engine: EngineDouble,
+    planted: Planted,
+    pub(crate) clients: BTreeMap<RequestId, Client>,
+    pub(crate) live: Vec<RequestId>,
+    pub(crate) namespaces: Vec<NamespaceId>,
+    pub(crate) families: Vec<Vec<Token>>,
     /// Prompts and answers of ended requests, to go on from.
-    conversations: VecDeque<(NamespaceId, Vec<Token>)>,
+    pub(crate) conversations: VecDeque<(NamespaceId, Vec<Token>)>,
+    pub(crate) promises: Vec<Promise>,
+    pins_yielded: u64,
+    /// Releases and flushes.
+    unpins: u64,
     stalled: u32,
     events: VecDeque<Event>,
-    report: Report,
+    pub(crate) report: Report,
 }
 
 /// Runs the world of a seed to its end.
@@ -71,7 +90,7 @@ pub fn run(swarm: Swarm, planted: Planted) -> Result<Report, Box<Failure>> {
     };
     let events = sim.events.iter().cloned().collect();
     let failure = Failure {
-        seed: sim.swarm.seed,
+        swarm: sim.swarm.clone(),
         step: sim.step,
         finding,
         events,
@@ -84,17 +103,19 @@ pub fn run(swarm: Swarm, planted: Planted) -> Result<Report, Box<Failure>> {
 impl Sim {
     fn new(swarm: Swarm, planted: Planted) -> Self {
         let mut rng = Rng::new(swarm.seed);
-        let mut cache = PrefixCache::new(&swarm.cache).expect("a swarm is a valid configuration");
-        let scheduler =
-            Scheduler::new(swarm.scheduler.clone()).expect("a swarm is a valid configuration");
+        let config = CoreConfig {
+            cache: swarm.cache.clone(),
+            scheduler: swarm.scheduler.clone(),
+            limits: Limits::default(),
+        };
+        let mut core = ServingCore::new(config).expect("a swarm is a valid configuration");
         let namespaces = (0..3)
             .map(|n| {
                 let key = NamespaceKey {
                     salt: Some(format!("tenant {n}")),
                     ..base_key()
                 };
-                cache
-                    .namespace(&key)
+                core.namespace(&key)
                     .expect("three namespaces are within the limit")
             })
             .collect();
@@ -105,20 +126,25 @@ impl Sim {
             })
             .collect();
         let delay = swarm.copy_delay_max;
-        let engine = EngineDouble::new(swarm.scheduler.page_tokens, delay, rng.next_u64(), planted);
+        let mut engine =
+            EngineDouble::new(swarm.scheduler.page_tokens, delay, rng.next_u64(), planted);
+        engine.copy_failures = swarm.copy_failures;
         Self {
             swarm,
             rng,
             now: 1_000_000_000,
             step: 0,
-            cache,
-            scheduler,
+            core,
             engine,
+            planted,
             clients: BTreeMap::new(),
             live: Vec::new(),
             namespaces,
             families,
             conversations: VecDeque::new(),
+            promises: Vec::new(),
+            pins_yielded: 0,
+            unpins: 0,
             stalled: 0,
             events: VecDeque::new(),
             report: Report::default(),
@@ -133,16 +159,22 @@ impl Sim {
         }
         let bound = 2_000 + 400 * self.live.len() as u64 + self.owed_tokens() * 8;
         let end = self.step + bound;
-        while !self.live.is_empty() || self.engine.in_flight() > 0 {
+        while !self.live.is_empty() || !self.at_ease() {
             if self.step > end {
+                let copies = self.core.copies_under_way();
                 return Err(format!(
-                    "{} requests live after {bound} more steps",
+                    "{} requests live, {copies} copies under way after {bound} more steps",
                     self.live.len()
                 ));
             }
             self.turn()?;
         }
         self.at_rest()
+    }
+
+    /// No step is out, and no copy.
+    fn at_ease(&self) -> bool {
+        self.engine.in_flight() == 0 && self.core.copies_under_way() == 0
     }
 
     fn owed_tokens(&self) -> u64 {
@@ -163,34 +195,44 @@ impl Sim {
         let mut done = Vec::new();
         self.engine.poll(&mut done);
         for copy in done {
-            self.cache.copy_done(copy, self.now);
+            self.report.events += 1;
+            self.core.copy_done(copy, self.now);
         }
-        self.cache.tick(self.now);
-        let launched = self.launch()?;
-        let flying = self.engine.in_flight();
-        if flying > 0 && (!launched || self.rng.percent(self.swarm.early_results)) {
-            self.land()?;
+        self.core.tick(self.now);
+        let (mut launched, mut flying) = (false, false);
+        for replica in self.replicas() {
+            let planned = self.launch(replica)?;
+            let out = self.engine.in_flight_of(replica) > 0;
+            if out && (!planned || self.rng.percent(self.swarm.early_results)) {
+                self.land(replica)?;
+            }
+            launched |= planned;
+            flying |= out;
         }
-        self.stalled = if launched || flying > 0 {
-            0
-        } else {
-            self.stalled + 1
-        };
+        let moves = launched || flying || self.engine.copies_under_way() > 0;
+        self.stalled = if moves { 0 } else { self.stalled + 1 };
         if !self.live.is_empty() && self.stalled > STALL_MAX {
             return Err(format!(
                 "{} requests live and nothing runs",
                 self.live.len()
             ));
         }
-        self.check()
+        if self.step.is_multiple_of(u64::from(self.swarm.check_every)) {
+            self.check()?;
+        }
+        self.engine.finding.take().map_or(Ok(()), Err)
+    }
+
+    fn replicas(&self) -> impl Iterator<Item = ReplicaId> + use<> {
+        let count = u16::try_from(self.swarm.cache.device_pages.len()).unwrap_or(1);
+        (0..count).map(ReplicaId)
     }
 
     /// Asks for a plan and launches it.
-    fn launch(&mut self) -> Result<bool, String> {
-        let mut out = Vec::new();
-        let plan = self.scheduler.schedule(&mut self.cache, self.now, &mut out);
+    fn launch(&mut self, replica: ReplicaId) -> Result<bool, String> {
+        let plan = self.core.schedule(replica, self.now);
         self.report.events += 1;
-        self.hear(out)?;
+        self.hear()?;
         let Some(plan) = plan else { return Ok(false) };
         let budget = self.swarm.scheduler.step_tokens;
         let used: u32 = plan
@@ -204,46 +246,48 @@ impl Sim {
                 plan.id.0
             ));
         }
+        if used == 0 && plan.copies.is_empty() {
+            return Err(format!("step {} has nothing to do", plan.id.0));
+        }
         let rows = plan
             .rows
             .iter()
             .map(|row| (row.request.0, row.first_pos, row.len))
             .collect();
-        self.log(Event::Launched(plan.id.0, rows));
+        self.log(Event::Launched(plan.id.0, rows, plan.copies.len()));
         self.report.plans = self.report.plans.rotate_left(1) ^ plan.fingerprint();
         self.engine.launch(plan);
         Ok(true)
     }
 
     /// The oldest step ends, well or badly; now and then two results arrive in the wrong order.
-    fn land(&mut self) -> Result<(), String> {
-        let swapped = self.engine.in_flight() > 1 && self.rng.percent(self.swarm.swapped_results);
+    fn land(&mut self, replica: ReplicaId) -> Result<(), String> {
+        let many = self.engine.in_flight_of(replica) > 1;
+        let swapped = many && self.rng.percent(self.swarm.swapped_results);
         let mut results = Vec::new();
         for _ in 0..=u32::from(swapped) {
             let fails = self.rng.percent(self.swarm.failures);
             if fails {
-                results.extend(self.engine.fail_oldest().map(|step| (step, None)));
+                let failed = self.engine.fail_oldest_of(replica);
+                results.extend(failed.map(|step| (step, None)));
             } else {
-                let ran = self.engine.run_oldest();
+                let ran = self.engine.run_oldest_of(replica);
                 results.extend(ran.map(|(step, output)| (step, Some(output))));
             }
         }
         while let Some((step, output)) = results.pop() {
-            let mut out = Vec::new();
             self.report.events += 1;
             match output {
                 Some(output) => {
                     self.log(Event::Landed(step.0));
-                    self.scheduler
-                        .complete(&mut self.cache, step, &output, self.now, &mut out);
+                    self.core.complete(replica, step, &output, self.now);
                 }
                 None => {
                     self.log(Event::Failed(step.0));
-                    self.scheduler
-                        .fail_step(&mut self.cache, step, self.now, &mut out);
+                    self.core.fail_step(replica, step, self.now);
                 }
             }
-            self.hear(out)?;
+            self.hear()?;
         }
         Ok(())
     }
@@ -262,15 +306,17 @@ impl Sim {
 
     fn add(&mut self, new: NewRequest) -> Result<(), String> {
         self.report.events += 1;
-        match self.scheduler.add(new.clone(), &self.cache, self.now) {
+        match self.core.add(new.clone(), self.now) {
             Admission::Admitted(id) => {
                 let prompt = u32::try_from(new.tokens.len()).unwrap_or(u32::MAX);
                 self.log(Event::Added(id, prompt, new.max_tokens));
                 self.engine.know(id, new.ns, &new.tokens);
                 let client = Client {
                     new,
+                    arrival: self.now,
+                    pin_epoch: self.pin_epoch(),
                     got: Vec::new(),
-                    started: false,
+                    started: None,
                     reason: None,
                 };
                 if self.clients.insert(id, client).is_some() {
@@ -283,63 +329,6 @@ impl Sim {
             }
         }
         Ok(())
-    }
-
-    fn invent(&mut self) -> NewRequest {
-        let swarm = self.swarm.clone();
-        let rng = &mut self.rng;
-        let mut ns = *rng.pick(&self.namespaces);
-        let mut tokens = rng.pick(&self.families).clone();
-        if rng.percent(swarm.turns) && !self.conversations.is_empty() {
-            let at = rng.below(u32::try_from(self.conversations.len()).unwrap_or(1)) as usize;
-            (ns, tokens) = self.conversations[at].clone();
-        }
-        let fresh = rng.between(u32::from(tokens.is_empty()), swarm.fresh_max);
-        tokens.extend((0..fresh).map(|_| rng.below(text::VOCAB)));
-        let spread = i32::try_from(swarm.priority_spread).unwrap_or(0);
-        let priority = i32::try_from(rng.below(2 * swarm.priority_spread + 1)).unwrap_or(0);
-        let hints = Hints {
-            priority: priority - spread,
-            jump_s: f64::from(rng.below(swarm.jump_max + 1)),
-            strict: rng.below(swarm.strict_spread + 1),
-            ..Hints::default()
-        };
-        let mut sampling = SamplingParams::greedy();
-        if rng.percent(swarm.sampled) {
-            sampling = SamplingParams {
-                temperature: 1.0,
-                seed: rng.next_u64(),
-                ..sampling
-            };
-        }
-        if rng.percent(swarm.penalties) {
-            sampling.frequency_penalty = 0.5;
-        }
-        let max_tokens = rng.between(1, swarm.output_max);
-        NewRequest {
-            tenant: TenantId(rng.below(3)),
-            ns,
-            tokens,
-            max_tokens,
-            min_tokens: if rng.percent(swarm.minimums) {
-                rng.below(max_tokens + 1)
-            } else {
-                0
-            },
-            stop_tokens: vec![0, 1],
-            ignore_eos: rng.percent(20),
-            sampling,
-            hints,
-            class: if rng.percent(swarm.speculative) {
-                Class::Speculative
-            } else {
-                Class::Client
-            },
-            deadline: rng
-                .percent(swarm.deadlines)
-                .then(|| self.now + u64::from(rng.below(u32::MAX)) * 8),
-            label: rng.next_u64(),
-        }
     }
 
     /// Callers give up or have enough, now and then about a request that has long ended.
@@ -366,163 +355,167 @@ impl Sim {
             self.log(Event::Asked(id, reason));
             self.report.events += 1;
             let had = self.clients[&id].reason.is_some();
+            let phase = self.core.phase(id).unwrap_or("ended");
+            *self.report.asked_in.entry(phase.to_owned()).or_default() += 1;
             let end = if reason == FinishReason::Aborted {
-                self.scheduler.abort(&mut self.cache, id, self.now)
+                self.core.abort(id, self.now)
             } else {
-                self.scheduler.finish(&mut self.cache, id, reason, self.now)
+                self.core.finish(id, reason, self.now)
             };
             // A displaced request has ended, but its caller hears of it with the next events.
             let heard = self.report.ended.get("Displaced").copied().unwrap_or(0);
-            let unheard = self.scheduler.stats().displaced > heard;
-            if end.is_some() == had && !(end.is_none() && unheard) {
-                return Err(format!(
-                    "request {}: ended before: {had}, now: {end:?}",
-                    id.0
-                ));
+            let schedulers = self.core.stats().schedulers;
+            let unheard = schedulers.iter().map(|s| s.displaced).sum::<u64>() > heard;
+            if end == had && (end || !unheard) {
+                return Err(format!("request {}: ended before: {had}, now: {end}", id.0));
             }
-            self.hear(end.into_iter().collect())?;
+            self.hear()?;
         }
+        self.act();
         Ok(())
     }
 
-    /// Events reach their clients.
-    fn hear(&mut self, events: Vec<Emit>) -> Result<(), String> {
-        for emit in events {
-            self.report.events += 1;
-            let id = emit.request();
-            let Some(client) = self.clients.get_mut(&id) else {
-                return Err(format!("an event of nobody: {emit:?}"));
-            };
-            if client.reason.is_some() || client.new.label != emit.label() {
-                return Err(format!(
-                    "after the final event, or to the wrong caller: {emit:?}"
-                ));
-            }
-            match emit {
-                Emit::Started { .. } if client.started => {
-                    return Err(format!("request {} started twice", id.0));
-                }
-                Emit::Started { .. } => client.started = true,
-                Emit::Tokens { tokens, .. } => {
-                    if tokens.is_empty() || !client.started {
-                        return Err(format!("request {}: no tokens, or before the start", id.0));
-                    }
-                    client.got.extend(tokens);
-                }
-                Emit::Final { reason, usage, .. } => {
-                    client.reason = Some(reason);
-                    self.live.retain(|&other| other != id);
-                    self.log(Event::Ended(id, reason));
-                    *self.report.ended.entry(format!("{reason:?}")).or_default() += 1;
-                    self.judge(id, reason, usage)?;
-                }
-            }
+    /// Somebody pins, releases or copies down a conversation, or wants everything flushed.
+    fn act(&mut self) {
+        if self.rng.percent(1) && self.core.flush(self.now).is_ok() {
+            self.unpins += 1;
+            self.promises.clear();
         }
-        Ok(())
-    }
-
-    /// Compares what a request said with what it says alone.
-    fn judge(&mut self, id: RequestId, reason: FinishReason, usage: Usage) -> Result<(), String> {
-        let client = &self.clients[&id];
-        let limit = self.swarm.scheduler.max_model_len;
-        let (alone, alone_reason) = text::alone(&client.new, limit);
-        let bad = |what: &str| Err(format!("request {} ended {reason:?}: {what}", id.0));
-        if !alone.starts_with(&client.got) {
-            return bad(&format!("said {:?}, alone {alone:?}", client.got));
+        if !self.rng.percent(self.swarm.acts) || self.conversations.is_empty() {
+            return;
         }
-        let whole = client.got.len() == alone.len();
-        let prompt = client.new.tokens.len();
-        let page = self.swarm.scheduler.page_tokens;
-        let slots = self.swarm.cache.device_pages[0] as usize * page as usize;
-        match reason {
-            FinishReason::Stop | FinishReason::Length if !whole || reason != alone_reason => {
-                return bad(&format!(
-                    "alone {alone_reason:?} after {} tokens",
-                    alone.len()
-                ));
-            }
-            FinishReason::OutOfPages if prompt + client.got.len() <= slots => {
-                return bad(&format!(
-                    "{prompt} + {} tokens, {slots} slots",
-                    client.got.len()
-                ));
-            }
-            FinishReason::TooManyPreemptions
-                if usage.preemptions < self.swarm.scheduler.max_preemptions =>
-            {
-                return bad(&format!("after {} preemptions", usage.preemptions));
-            }
-            FinishReason::Failed(_) if self.swarm.failures == 0 => return bad("no step failed"),
-            FinishReason::Displaced
-            | FinishReason::Stop
-            | FinishReason::Length
-            | FinishReason::OutOfPages
-            | FinishReason::TooManyPreemptions
-            | FinishReason::Failed(_)
-            | FinishReason::StopString
-            | FinishReason::Aborted
-            | FinishReason::Expired => {}
+        let at = self
+            .rng
+            .below(u32::try_from(self.conversations.len()).unwrap_or(1)) as usize;
+        let (ns, tokens) = self.conversations[at].clone();
+        let target = Target::Prefix {
+            ns,
+            tokens: tokens.clone(),
+        };
+        let tenant = TenantId(self.rng.below(3));
+        let seconds = u64::from(self.rng.below(self.swarm.pin_ttl_max + 1));
+        let clamped = false;
+        let ttl = Ttl { seconds, clamped };
+        let action = match self.rng.below(4) {
+            0 => Action::Release { target },
+            1 => Action::Demote { target },
+            _ => Action::Pin { target, ttl },
+        };
+        if matches!(action, Action::Release { .. }) {
+            // Whose pins it ends is the cache's affair.
+            self.unpins += 1;
+            self.promises
+                .retain(|p| p.ns != ns || p.tokens[0] != tokens[0]);
         }
-        let cached = usage.cached.total();
-        if usage.prompt_tokens as usize != prompt
-            || usage.completion_tokens as usize != client.got.len()
-            || cached as usize >= prompt
-            || !cached.is_multiple_of(page)
+        self.report.events += 1;
+        let outcome = self.core.act(tenant, &action, self.now);
+        if let (Action::Pin { .. }, Outcome::Accepted { pages } | Outcome::Clipped { pages, .. }) =
+            (&action, outcome)
         {
-            return bad(&format!(
-                "usage {usage:?} for {prompt} + {}",
-                client.got.len()
-            ));
+            self.promise(ns, &tokens, pages, self.now, seconds);
         }
-        if self.conversations.len() >= 16 {
-            self.conversations.pop_front();
+    }
+
+    /// Changes whenever a pin may have ended before its time.
+    pub(crate) fn pin_epoch(&self) -> (u64, u64) {
+        (self.core.stats().cache.pins_yielded, self.unpins)
+    }
+
+    /// Watches that the first `pages` of `tokens` stay somewhere for `seconds` from `since` on.
+    pub(crate) fn promise(
+        &mut self,
+        ns: NamespaceId,
+        tokens: &[Token],
+        pages: u32,
+        since: Nanos,
+        seconds: u64,
+    ) {
+        let end = (pages * self.swarm.scheduler.page_tokens) as usize;
+        let until = since + seconds * 1_000_000_000;
+        if pages == 0 || self.promises.len() >= PROMISES_MAX {
+            return;
         }
-        let mut tokens = client.new.tokens.clone();
-        tokens.extend(&client.got);
-        if tokens.len() < slots {
-            self.conversations.push_back((client.new.ns, tokens));
+        self.report.pins_watched += 1;
+        let tokens = tokens[..end.min(tokens.len())].to_vec();
+        if self.planted == Planted::LostPin(u32::try_from(self.report.pins_watched).unwrap_or(0)) {
+            for tenant in 0..3 {
+                let target = Target::Prefix {
+                    ns,
+                    tokens: tokens.clone(),
+                };
+                self.core
+                    .act(TenantId(tenant), &Action::Release { target }, self.now);
+            }
+        }
+        self.promises.push(Promise { ns, tokens, until });
+    }
+
+    /// What is pinned is found on the host or on one device, unless pins had to give way.
+    fn check_promises(&mut self) -> Result<(), String> {
+        let yielded = self.core.stats().cache.pins_yielded;
+        if yielded != self.pins_yielded {
+            self.pins_yielded = yielded;
+            self.promises.clear();
+        }
+        let now = self.now;
+        self.promises.retain(|promise| promise.until > now);
+        for Promise { ns, tokens, until } in &self.promises {
+            let key = Key { ns: *ns, tokens };
+            let found = self.replicas().map(|replica| {
+                let probe = self.core.probe(key, replica);
+                (probe.device_tokens + probe.host_tokens) as usize
+            });
+            let most = found.max().unwrap_or(0);
+            if most < tokens.len() {
+                return Err(format!(
+                    "{most} of {} pinned tokens are left, {} ns before the deadline: {:?}",
+                    tokens.len(),
+                    until - now,
+                    self.core.stats().cache
+                ));
+            }
         }
         Ok(())
     }
 
     fn check(&mut self) -> Result<(), String> {
-        self.scheduler
-            .check(&self.cache)
-            .map_err(|found| found.to_string())?;
-        self.cache.check().map_err(|found| found.to_string())?;
-        let stats = self.cache.stats();
-        if stats.stray_releases > 0 {
-            return Err(format!("{} pages released twice", stats.stray_releases));
+        self.report.checks += 1;
+        self.core.check().map_err(|found| found.to_string())?;
+        self.check_promises()?;
+        let stats = self.core.stats().cache;
+        if stats.stray_releases > 0 || stats.copies_stray > 0 {
+            return Err(format!(
+                "{} pages released twice, {} copies acknowledged that were not out",
+                stats.stray_releases, stats.copies_stray
+            ));
         }
-        self.engine.finding.take().map_or(Ok(()), Err)
+        Ok(())
     }
 
     /// The idle law: nothing is held, every page is free or cached.
     fn at_rest(&mut self) -> Result<(), String> {
-        let tier = TierId::Device(self.swarm.scheduler.replica);
-        for tier in &self.cache.stats().tiers {
+        self.check()?;
+        let stats = self.core.stats();
+        for tier in &stats.cache.tiers {
             let busy = tier.leased + tier.held + tier.in_transit;
             if busy > 0 || tier.free + tier.evictable != tier.total {
                 return Err(format!("at rest: {tier:?}"));
             }
         }
-        if !self.scheduler.is_idle() || self.cache.available(tier) != self.cache.total(tier) {
-            return Err("at rest, but the scheduler is not idle".to_owned());
+        if !self.core.is_idle() {
+            return Err("at rest, but the core is not idle".to_owned());
         }
-        let stats = self.scheduler.stats();
-        self.report.steps = self.step;
-        self.report.preemptions = stats.preemptions;
-        self.report.cached_tokens = stats.cached_tokens;
-        self.report.shared_tokens = stats.shared_tokens;
-        self.report.rows = self.engine.rows_run;
-        self.report.rows_ahead = self.engine.rows_ahead;
-        self.report.rows_many = self.engine.rows_many;
-        self.cache
+        self.report.take_in(self.step, &stats, &self.engine);
+        self.core
             .flush(self.now)
-            .map_err(|refused| format!("at rest: {refused:?}"))
+            .map_err(|refused| format!("at rest: {refused:?}"))?;
+        if self.core.stats().cache.pinned_pages > 0 {
+            return Err("flushed, and pages are still pinned".to_owned());
+        }
+        Ok(())
     }
 
-    fn log(&mut self, event: Event) {
+    pub(crate) fn log(&mut self, event: Event) {
         if self.events.len() >= EVENTS_KEPT {
             self.events.pop_front();
         }

@@ -2,7 +2,7 @@
 //! switches some things off and weights the rest wildly, so that rare mixtures come up.
 
 use rootstock_memory::ReplicaId;
-use rootstock_radix::{CacheConfig, PolicyKind};
+use rootstock_radix::{CacheConfig, PolicyKind, WritePolicy};
 use rootstock_scheduler::{SchedulePolicy, SchedulerConfig};
 
 use crate::rng::Rng;
@@ -63,6 +63,16 @@ pub struct Swarm {
     pub clock_jumps: u32,
     /// Most steps a copy takes.
     pub copy_delay_max: u32,
+    /// Chance that a copy fails.
+    pub copy_failures: u32,
+    /// Chance that a request pins.
+    pub pins: u32,
+    /// Longest pin, in seconds.
+    pub pin_ttl_max: u32,
+    /// Chance a step of a verb on a conversation.
+    pub acts: u32,
+    /// Turns between two recounts.
+    pub check_every: u32,
 }
 
 impl Swarm {
@@ -77,13 +87,7 @@ impl Swarm {
         };
         let scale = page_tokens * pages;
         let scheduler = scheduler_of(&mut rng, page_tokens, scale);
-        let cache = CacheConfig {
-            page_tokens,
-            device_pages: vec![pages],
-            policy: *rng.pick(&[PolicyKind::Lru, PolicyKind::Priority]),
-            max_nodes: if rng.percent(10) { 8 } else { 1 << 16 },
-            ..CacheConfig::default()
-        };
+        let cache = cache_of(&mut rng, page_tokens, pages);
         let mut some = |percent: u32, most: u32| -> u32 {
             if rng.percent(percent) {
                 rng.between(1, most)
@@ -115,10 +119,44 @@ impl Swarm {
             swapped_results: some(30, 50),
             step_ns_max: 1 + some(90, 2_000_000_000),
             clock_jumps: some(10, 3),
-            copy_delay_max: some(50, 20),
+            copy_delay_max: some(60, 20),
+            copy_failures: some(40, 40),
+            pins: some(50, 60),
+            pin_ttl_max: some(90, 600),
+            acts: some(40, 20),
+            check_every: 1 + u32::try_from(seed % 3).unwrap_or(0),
             scheduler,
             cache,
         }
+    }
+}
+
+fn cache_of(rng: &mut Rng, page_tokens: u32, pages: u32) -> CacheConfig {
+    let replicas = *rng.pick(&[1, 1, 1, 2, 3]);
+    CacheConfig {
+        page_tokens,
+        device_pages: (0..replicas).map(|n| pages + n * pages / 2).collect(),
+        host_pages: match rng.below(4) {
+            0 => 0,
+            1 => rng.between(1, pages.div_ceil(2)),
+            2 => pages,
+            _ => pages * 4,
+        },
+        policy: *rng.pick(&[
+            PolicyKind::Lru,
+            PolicyKind::Priority,
+            PolicyKind::Lfu,
+            PolicyKind::Slru,
+        ]),
+        write_policy: *rng.pick(&[
+            WritePolicy::Through,
+            WritePolicy::Selective,
+            WritePolicy::Back,
+        ]),
+        pin_budget: *rng.pick(&[0.0, 0.25, 0.5, 1.0]),
+        max_copies: *rng.pick(&[1, 3, 16, 64]),
+        max_nodes: if rng.percent(10) { 8 } else { 1 << 14 },
+        ..CacheConfig::default()
     }
 }
 
@@ -145,6 +183,8 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         queue_timeout_s: *rng.pick(&[0, 5, 600]),
         max_drafts: *rng.pick(&[0, 0, 1, 4]),
         prefill_ns_per_token: *rng.pick(&[0, 1_000_000, 100_000_000]),
+        copy_ns: *rng.pick(&[0, 1_000_000]),
+        copy_ns_per_page: *rng.pick(&[0, 100_000, 10_000_000]),
         target_step_ms: *rng.pick(&[0, 0, 1, 500]),
         fair_shares: rng.percent(50),
     }

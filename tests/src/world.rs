@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use rootstock_memory::{Nanos, StepId, TierId};
+use rootstock_memory::{CopyEngine, Nanos, StepId, TierId};
 use rootstock_radix::{CacheConfig, Hints, NamespaceId, PrefixCache, TenantId, Token};
 use rootstock_scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams, Scheduler,
-    SchedulerConfig, Usage,
+    Admission, CachedTokens, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams,
+    Scheduler, SchedulerConfig, Usage,
 };
 
 use crate::double::{EngineDouble, Planted};
@@ -22,6 +22,8 @@ pub const SECOND: Nanos = 1_000_000_000;
 pub struct Heard {
     /// Prompt tokens that were cached at the start; None: not started.
     pub started: Option<u32>,
+    /// The same by tier.
+    pub cached: CachedTokens,
     /// Output.
     pub tokens: Vec<Token>,
     /// The end.
@@ -84,7 +86,15 @@ impl World {
             device_pages: vec![pages],
             ..CacheConfig::default()
         };
-        let mut cache = PrefixCache::new(&cache_config).expect("the test's configuration is valid");
+        Self::of(&cache_config, config)
+    }
+
+    /// A world with tiers as configured.
+    ///
+    /// # Panics
+    /// When the configuration is not valid.
+    pub fn of(cache_config: &CacheConfig, config: SchedulerConfig) -> Self {
+        let mut cache = PrefixCache::new(cache_config).expect("the test's configuration is valid");
         let ns = cache.namespace(&base_key()).expect("one namespace");
         Self {
             engine: EngineDouble::new(config.page_tokens, 0, 1, Planted::Nothing),
@@ -166,8 +176,20 @@ impl World {
         Some(step)
     }
 
-    /// Launches what can be launched, then lands one step; the rows of what was launched.
+    /// Copies whose time has come are acknowledged.
+    pub fn acknowledge(&mut self) {
+        let mut done = Vec::new();
+        self.engine.poll(&mut done);
+        for copy in done {
+            self.cache.copy_done(copy, self.now);
+        }
+        self.check();
+    }
+
+    /// Acknowledges copies, launches what can be launched, then lands one step; the rows of what
+    /// was launched.
     pub fn step(&mut self) -> Rows {
+        self.acknowledge();
         let mut rows = Vec::new();
         while let Some(more) = self.launch() {
             rows.extend(more);
@@ -182,7 +204,8 @@ impl World {
     /// When that takes more than 10,000 steps.
     pub fn run_dry(&mut self) {
         for _ in 0..10_000 {
-            if self.scheduler.is_idle() && self.engine.in_flight() == 0 {
+            let copies = self.cache.stats().copies_under_way;
+            if self.scheduler.is_idle() && self.engine.in_flight() == 0 && copies == 0 {
                 self.at_rest();
                 return;
             }
@@ -304,6 +327,7 @@ impl World {
                 Emit::Started { cached, .. } => {
                     assert_eq!(heard.started, None, "started twice");
                     heard.started = Some(cached.total());
+                    heard.cached = cached;
                 }
                 Emit::Tokens { tokens, .. } => heard.tokens.extend(tokens),
                 Emit::Final { reason, usage, .. } => heard.last = Some((reason, usage)),

@@ -28,7 +28,7 @@ fn every_world_of_the_swarm_keeps_all_promises() {
     let seeds = seeds();
     for &seed in &seeds {
         match run(Swarm::of(seed), Planted::Nothing) {
-            Ok(report) => add(&mut total, &report),
+            Ok(report) => total.add(&report),
             Err(failure) => panic!("{failure}"),
         }
     }
@@ -44,6 +44,24 @@ fn every_world_of_the_swarm_keeps_all_promises() {
             total.shared_tokens > 0,
             "and prefixes shared while they are computed"
         );
+        let [down, up, failed] = total.copies;
+        assert!(
+            down > 1_000 && up > 100 && failed > 100,
+            "and copies that come late or fail: {:?}",
+            total.copies
+        );
+        assert!(total.fetched_tokens > 1_000 && total.fetches_failed > 10);
+        assert!(
+            total.pins_watched > 100,
+            "and pins whose pages must be found"
+        );
+        for phase in ["queued", "fetching", "prefill", "decode"] {
+            let count = total.asked_in.get(phase).copied().unwrap_or(0);
+            assert!(
+                count > 5,
+                "{count} requests were ended in phase {phase}: {total:?}"
+            );
+        }
         for reason in [
             "Stop",
             "Length",
@@ -79,24 +97,17 @@ fn every_planted_fault_is_found() {
             "a page of another request in a table",
             Planted::ForeignPage(20),
         ),
+        ("a copy that moved no bytes", Planted::LostCopy(5)),
+        ("a failed copy that is believed", Planted::BelievedCopy(2)),
+        (
+            "a copy up whose source is let go early",
+            Planted::EarlyCopy(2),
+        ),
+        ("a pin whose pages are forgotten", Planted::LostPin(2)),
     ];
     for (name, plant) in plants {
-        let found = (0..40).find(|&seed| run(Swarm::of(seed), plant).is_err());
+        let found = (0..SEEDS).find(|&seed| run(Swarm::of(seed), plant).is_err());
         println!("{name}: found by seed {found:?}");
-        assert!(found.is_some(), "{name} was not found by 40 seeds");
-    }
-}
-
-fn add(total: &mut Report, report: &Report) {
-    total.steps += report.steps;
-    total.events += report.events;
-    total.preemptions += report.preemptions;
-    total.cached_tokens += report.cached_tokens;
-    total.shared_tokens += report.shared_tokens;
-    total.rows += report.rows;
-    total.rows_ahead += report.rows_ahead;
-    total.rows_many += report.rows_many;
-    for (reason, count) in &report.ended {
-        *total.ended.entry(reason.clone()).or_default() += count;
+        assert!(found.is_some(), "{name} was not found by {SEEDS} seeds");
     }
 }

@@ -155,19 +155,21 @@ impl ServingCore {
         ended
     }
 
-    /// The next step of a replica. Its `copies` include those that the cache began by itself (write
-    /// through, pins); acknowledge each by [`ServingCore::copy_done`].
+    /// The next step of a replica. Its `copies` are all that begin at that replica's device, those
+    /// that the cache began by itself (write through, pins) included; acknowledge each by
+    /// [`ServingCore::copy_done`], once. A plan may have copies and no rows; it is a step like any
+    /// other.
     ///
-    /// None when there is nothing to compute now, when as many plans
-    /// are out as may be, or when there is no such replica.
+    /// None when there is nothing to compute now, when as many plans are out as may be, or when
+    /// there is no such replica. It stands until an input changes something: call again for every
+    /// replica after each other call, until None, and when [`ServingCore::due_at`] has come.
     pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
         self.input(now, || Entry::Schedule(replica, now));
         let before = self.emits.len();
         let scheduler = self.schedulers.get_mut(replica_index(replica));
-        let mut plan = scheduler
+        let plan = scheduler
             .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
-        if let Some(plan) = &mut plan {
-            self.cache.drain_copies(&mut plan.copies);
+        if let Some(plan) = &plan {
             self.copies_out
                 .extend(plan.copies.iter().map(|copy| copy.id));
         }
@@ -300,6 +302,24 @@ impl ServingCore {
             return Err(Corruption::new("serving core", detail));
         }
         Ok(())
+    }
+
+    /// When time alone changes something: a deadline passes, a pin expires. Call
+    /// [`ServingCore::tick`] and schedule then, even without traffic. None: nothing will.
+    pub fn due_at(&self) -> Option<Nanos> {
+        let requests = self.schedulers.iter().filter_map(Scheduler::due_at).min();
+        requests.into_iter().chain(self.cache.due_at()).min()
+    }
+
+    /// Name of the phase of a live request, for people and tests.
+    pub fn phase(&self, request: RequestId) -> Option<&'static str> {
+        let scheduler = self.schedulers.get(replica_index(request.replica()))?;
+        scheduler.phase(request)
+    }
+
+    /// Copies that are planned and not acknowledged; a flush is refused while there are any.
+    pub fn copies_under_way(&self) -> u32 {
+        self.cache.stats().copies_under_way
     }
 
     /// True when no request is live, waiting ones included.

@@ -13,8 +13,8 @@ use std::io::{self, Write};
 use load::{Random, Sink, config, drive};
 use rootstock::ServingCore;
 use rootstock::journal::{
-    Entry, Journal, JournalError, JournalLimits, JournalReader, JournalState, ReplayEnd,
-    ReplayReport, replay,
+    Entry, JOURNAL_VERSION, Journal, JournalError, JournalLimits, JournalReader, JournalState,
+    ReplayEnd, ReplayReport, replay,
 };
 
 /// Records a load and returns the journal's bytes.
@@ -160,7 +160,7 @@ fn another_version_and_other_files_are_refused_by_name() {
             error,
             JournalError::Version {
                 found: 250,
-                supported: 1
+                supported: JOURNAL_VERSION
             }
         ),
         "{error}"

@@ -402,7 +402,8 @@ impl World {
         let p = self.page_tokens;
         let mut request = self.requests.remove(at);
         let replica = request.replica;
-        if let Some(step) = request.busy {
+        let ended = StepId(self.steps[replica]);
+        if let Some(step) = request.busy.filter(|&step| step > ended) {
             let kept = request.kept.values().map(|&id| (step, id));
             self.waiting[replica].extend(kept);
         }
