@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod act;
+mod address;
 mod cache;
 mod check;
 mod config;

@@ -44,7 +44,7 @@ pub(crate) struct Store {
     /// Pages that are looked for although nobody told of them.
     probes: usize,
     /// By run, parallel to its tokens.
-    addresses: Vec<Vec<PageAddress>>,
+    pub(crate) addresses: Vec<Vec<PageAddress>>,
     /// Being written.
     pending: BTreeSet<PageAddress>,
     flights: BTreeMap<CopyId, Flight>,
@@ -219,8 +219,44 @@ impl PrefixCache {
         self.read_up(key.ns, (reached.node, reached.pages), tokens)
     }
 
-    /// The same for a prefix that nobody has leased; the pages that are read, or the part that is
-    /// not in storage only.
+    /// Plans to read what only storage has of a prefix that nobody has leased: for requests that
+    /// wait. Returns how many pages are on their way.
+    pub fn read_ahead(&mut self, key: Key<'_>, now: Nanos) -> u32 {
+        self.expire(now);
+        match self.prefetch(key.ns, key.tokens) {
+            (pages, true) => pages,
+            (_, false) => 0,
+        }
+    }
+
+    /// Whether a page that `key` needs is being read from storage. Bounded by what the owner of
+    /// the store allows a read to take.
+    pub fn is_reading(&self, key: Key<'_>) -> bool {
+        let flights = self.store.iter().flat_map(|store| store.flights.values());
+        flights.into_iter().any(|flight| match flight {
+            Flight::Read(ns, tokens, start, _) => {
+                let first = &tokens[..self.tokens_of(start + 1)];
+                *ns == key.ns && key.tokens.starts_with(first)
+            }
+            Flight::Write(..) | Flight::Clear => false,
+        })
+    }
+
+    /// Pages of reads from and writes to storage that are not acknowledged.
+    pub fn storage_under_way(&self) -> u32 {
+        self.store.as_ref().map_or(0, Store::under_way)
+    }
+
+    /// Gives up all plans for the store as not done: for the end of the process, when nobody uses
+    /// the host pages any more.
+    pub fn abandon_storage(&mut self, now: Nanos) {
+        let flights = self.store.iter().flat_map(|store| store.flights.keys());
+        for id in flights.copied().collect::<Vec<_>>() {
+            self.store_done(id, &[], now);
+        }
+    }
+
+    /// The pages that are read, or those that were there and false.
     pub(crate) fn prefetch(&mut self, ns: NamespaceId, tokens: &[Token]) -> (u32, bool) {
         let Some(root) = self.namespaces.root(ns) else {
             return (0, false);
@@ -360,26 +396,6 @@ impl PrefixCache {
         self.launch_store(StoreOp::Write, seed, pages, flight);
     }
 
-    /// The pages of a node as a plan names them.
-    fn store_pages(&self, host: usize, at: u32) -> Vec<StorePage> {
-        let node = self.tree.node(at);
-        let mut parent = self.address_before(at, 0);
-        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
-        let ids = self.tiers[host].pages_of(node);
-        let page = |(tokens, &host): (&[Token], &PageId)| {
-            let before = parent?;
-            let address = before.next(tokens);
-            parent = Some(address);
-            Some(StorePage {
-                host,
-                address,
-                parent: before,
-                tokens: tokens.into(),
-            })
-        };
-        pages.zip(ids).map_while(page).collect()
-    }
-
     fn launch_store(
         &mut self,
         op: StoreOp,
@@ -516,54 +532,10 @@ impl PrefixCache {
         self.launch_store(StoreOp::Clear, seed, Vec::new(), Flight::Clear);
     }
 
-    /// The last `count` pages of a node are new in the tree: their addresses are computed.
-    pub(crate) fn address_pages(&mut self, at: u32, count: u32) {
-        let node = self.tree.node(at);
-        let first = node.pages - count;
-        let Some(mut address) = self.address_before(at, first) else {
-            return;
-        };
-        let Some(store) = &mut self.store else { return };
-        if store.addresses.len() <= node.run as usize {
-            store.addresses.resize_with(node.run as usize + 1, Vec::new);
-        }
-        let run = &mut store.addresses[node.run as usize];
-        run.truncate((node.start + first) as usize);
-        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
-        for page in pages.skip(first as usize) {
-            address = address.next(page);
-            run.push(address);
-        }
-    }
-
-    /// The address of the page before page `first` of the edge of `at`, or the seed.
-    fn address_before(&self, at: u32, first: u32) -> Option<PageAddress> {
-        let store = self.store.as_ref()?;
-        let (mut holder, mut pages) = (at, first);
-        if first == 0 && !self.tree.node(at).is_root() {
-            holder = self.tree.node(at).parent;
-            pages = self.tree.node(holder).pages;
-        }
-        let node = self.tree.node(holder);
-        if node.is_root() {
-            return self.namespaces.store_seed_of(holder);
-        }
-        let last = (node.start + pages).checked_sub(1)?;
-        store
-            .addresses
-            .get(node.run as usize)?
-            .get(last as usize)
-            .copied()
-    }
-
     fn drop_empty_store(&mut self) {
         let done = |store: &Store| !store.attached && store.flights.is_empty();
         if self.store.as_ref().is_some_and(done) {
             self.store = None;
         }
-    }
-
-    fn tokens_of(&self, pages: u32) -> usize {
-        pages as usize * self.tree.page_tokens()
     }
 }

@@ -201,7 +201,10 @@ impl Scheduler {
                 }
                 (_, Some(key)) => {
                     walk.seen.insert(key.id);
-                    if self.computed_by_another(draft, key.id) || self.fetched_by_another(key.id) {
+                    let elsewhere = self.computed_by_another(draft, key.id)
+                        || self.fetched_by_another(key.id)
+                        || self.is_read(cx, key.id);
+                    if elsewhere {
                         continue;
                     }
                     let Err(denied) = self.start(cx, draft, key.id) else {
@@ -307,6 +310,12 @@ impl Scheduler {
             other.id != id && other.running().is_some_and(covers) && same(other)
         };
         draft.rows.iter().any(drafted) || self.running.iter().any(in_flight)
+    }
+
+    /// Whether storage is being read for a waiting request: a wait that the reader bounds.
+    fn is_read(&self, cx: &Cx<'_>, id: RequestId) -> bool {
+        let Live { ns, tokens, .. } = &self.live[&id];
+        cx.cache.is_reading(Key { ns: *ns, tokens })
     }
 
     fn take_over(&mut self, cx: &mut Cx<'_>, id: RequestId) {

@@ -14,7 +14,7 @@
 //! drain_emits               -> what callers hear; drain after each call that may emit
 //! ```
 
-use rootstock_memory::{CopyDone, CopyId, Nanos, ReplicaId, StepId};
+use rootstock_memory::{CopyDone, CopyId, Nanos, ReplicaId, StepId, StoreEvent, StorePlan};
 use rootstock_radix::{
     Action, CacheError, CacheStats, Corruption, FlushRefused, Key, KvEvent, NamespaceId,
     NamespaceKey, Outcome, PrefixCache, Probe, TenantId,
@@ -122,6 +122,11 @@ impl ServingCore {
         hints.priority = hints.priority.min(ceiling.priority);
         hints.strict = hints.strict.min(ceiling.strict);
         hints.jump_s = hints.jump_s.min(ceiling.jump_s);
+        let key = Key {
+            ns: request.ns,
+            tokens: &request.tokens,
+        };
+        self.cache.read_ahead(key, now);
         let replica = self.choose_replica(&request);
         self.schedulers[replica].add(request, &self.cache, now)
     }
@@ -211,6 +216,36 @@ impl ServingCore {
         self.cache.copy_done(done, now);
     }
 
+    /// Takes what the owner of the storage tier tells: answers to plans, pages found or gone.
+    pub fn store_event(&mut self, event: StoreEvent, now: Nanos) {
+        self.input(now, || Entry::StoreEvent(Cow::Borrowed(&event), now));
+        self.cache.store_event(event, now);
+    }
+
+    /// Moves all plans for the storage tier so far to `out`. Each is answered by exactly one
+    /// [`StoreEvent::Done`], also when it was never begun.
+    pub fn drain_store(&mut self, out: &mut Vec<StorePlan>) {
+        self.cache.drain_store(out);
+    }
+
+    /// Takes a storage tier into use while requests run: see
+    /// [`rootstock_radix::PrefixCache::attach_storage`].
+    pub fn attach_storage(&mut self, limit_pages: u32, probes: u32) -> bool {
+        self.input(0, || Entry::AttachStorage(limit_pages, probes));
+        self.cache.attach_storage(limit_pages, probes)
+    }
+
+    /// Uses the storage tier no more. Plans that are out are still to be answered.
+    pub fn detach_storage(&mut self) {
+        self.input(0, || Entry::DetachStorage);
+        self.cache.detach_storage();
+    }
+
+    /// Pages of plans for the storage tier that are not answered.
+    pub fn storage_under_way(&self) -> u32 {
+        self.cache.storage_under_way()
+    }
+
     /// Lets time pass: expiries need no traffic to take effect.
     pub fn tick(&mut self, now: Nanos) {
         self.input(now, || Entry::Tick(now));
@@ -293,7 +328,8 @@ impl ServingCore {
             return Ok(());
         }
         let tiers = self.cache.stats().tiers;
-        if tiers.iter().any(|tier| tier.in_transit > 0) {
+        let storing = self.cache.storage_under_way() > 0;
+        if storing || tiers.iter().any(|tier| tier.in_transit > 0) {
             return Ok(());
         }
         let busy = tiers.iter().find(|tier| tier.leased + tier.held > 0);
@@ -377,6 +413,7 @@ impl Drop for ServingCore {
         self.end_all_unrecorded(now);
         // Each round gives up one copy; what it lets the cache begin instead is given up as well.
         let mut waiting = Vec::new();
+        self.cache.abandon_storage(now);
         for _ in 0..COPIES_GIVEN_UP_MAX {
             self.cache.drain_copies(&mut waiting);
             self.copies_out

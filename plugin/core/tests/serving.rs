@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 
 use rootstock::hints::Ceiling;
-use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, TierId};
+use rootstock::memory::{
+    CopyDone, Nanos, PageAddress, ReplicaId, StepId, StoreEvent, StoreOp, StorePlan, TierId,
+};
 use rootstock::radix::{
-    CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token, WritePolicy,
+    CacheConfig, Hints, Key, NamespaceId, NamespaceKey, TenantId, Token, WritePolicy,
 };
 use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
@@ -395,4 +397,97 @@ fn copies_that_the_cache_begins_by_itself_come_out_with_the_next_plan() {
     assert_eq!((host.tier, host.evictable), (TierId::Host, 4));
     core.check_idle()
         .expect("nothing in use but what the copies of the second hold");
+}
+
+fn with_storage() -> ServingCore {
+    let mut config = config(vec![16]);
+    config.cache.host_pages = 16;
+    config.cache.storage_pages = 64;
+    config.cache.write_policy = WritePolicy::Through;
+    ServingCore::new(config).expect("a sound configuration")
+}
+
+fn store_plans(core: &mut ServingCore) -> Vec<StorePlan> {
+    let mut plans = Vec::new();
+    core.drain_store(&mut plans);
+    plans
+}
+
+fn stored(core: &mut ServingCore, plan: &StorePlan, ok: bool) {
+    let pages = vec![ok; plan.pages.len()];
+    core.store_event(StoreEvent::Done { id: plan.id, pages }, 9);
+    core.check().expect("everything adds up");
+}
+
+/// Computes a prompt, lets the copies of its pages be made and stored; their addresses.
+fn compute_and_store(prompt: &[Token]) -> Vec<PageAddress> {
+    let mut core = with_storage();
+    let ns = core.namespace(&key("m", None, None)).expect("room");
+    admit(&mut core, request(ns, prompt.to_vec(), 1), 1);
+    run(&mut core, 1);
+    // What the end of a request began comes out with the next plan.
+    admit(&mut core, request(ns, vec![90; 6], 2), 2);
+    let plan = core.schedule(ReplicaId(0), 3).expect("a request waits");
+    for copy in &plan.copies {
+        core.copy_done(
+            CopyDone {
+                id: copy.id,
+                ok: true,
+            },
+            4,
+        );
+    }
+    core.complete(ReplicaId(0), plan.id, &answer(&plan), 5);
+    run(&mut core, 6);
+    let plans = store_plans(&mut core);
+    plans.iter().for_each(|plan| stored(&mut core, plan, true));
+    assert!(plans.iter().all(|plan| plan.op == StoreOp::Write));
+    let pages = plans.iter().flat_map(|plan| &plan.pages);
+    pages.map(|page| page.address).collect()
+}
+
+#[test]
+fn a_request_waits_for_what_storage_is_asked_for_and_runs_whatever_comes() {
+    let prompt: Vec<Token> = (0..17).collect();
+    let stored_pages = compute_and_store(&prompt);
+    assert!(stored_pages.len() >= 4);
+    for ok in [true, false] {
+        let mut core = with_storage();
+        core.store_event(StoreEvent::Learned(stored_pages.clone()), 1);
+        let ns = core.namespace(&key("m", None, None)).expect("room");
+        let id = admit(&mut core, request(ns, prompt.clone(), 1), 2);
+        let plans = store_plans(&mut core);
+        assert_eq!(
+            (plans.len(), plans[0].op, plans[0].pages.len()),
+            (1, StoreOp::Read, 4)
+        );
+        assert!(
+            core.schedule(ReplicaId(0), 3).is_none(),
+            "it waits for the read"
+        );
+        // Others do not wait.
+        let other = admit(&mut core, request(ns, vec![90; 6], 2), 4);
+        let plan = core.schedule(ReplicaId(0), 5).expect("another request");
+        assert!(plan.rows.iter().all(|row| row.request == other));
+        core.complete(ReplicaId(0), plan.id, &answer(&plan), 6);
+        stored(&mut core, &plans[0], ok);
+        let tokens = &prompt[..];
+        let probe = core.probe(Key { ns, tokens }, ReplicaId(0));
+        assert_eq!(probe.host_tokens, if ok { 16 } else { 0 });
+        let plan = core
+            .schedule(ReplicaId(0), 10)
+            .expect("nothing waits any more");
+        plan.copies
+            .iter()
+            .for_each(|copy| core.copy_done(CopyDone { id: copy.id, ok }, 11));
+        core.complete(ReplicaId(0), plan.id, &answer(&plan), 12);
+        let heard = run(&mut core, 13);
+        assert_eq!(heard[&id].finals, [FinishReason::Length]);
+    }
+    // A core that goes with reads under way gives everything back.
+    let mut core = with_storage();
+    core.store_event(StoreEvent::Learned(stored_pages), 1);
+    let ns = core.namespace(&key("m", None, None)).expect("room");
+    admit(&mut core, request(ns, prompt, 1), 2);
+    assert_eq!(core.storage_under_way(), 4);
 }

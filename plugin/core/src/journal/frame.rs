@@ -12,7 +12,7 @@
 use std::borrow::Cow;
 use std::io::Read;
 
-use rootstock_memory::{CopyDone, Nanos, ReplicaId, StepId};
+use rootstock_memory::{CopyDone, Nanos, ReplicaId, StepId, StoreEvent};
 use rootstock_radix::{Action, NamespaceKey, TenantId};
 use rootstock_scheduler::{FinishReason, NewRequest, RequestId, StepOutput};
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,12 @@ pub enum Entry<'a> {
     FailStep(ReplicaId, StepId, Nanos),
     /// `ServingCore::copy_done`.
     CopyDone(CopyDone, Nanos),
+    /// `ServingCore::store_event`.
+    StoreEvent(Cow<'a, StoreEvent>, Nanos),
+    /// `ServingCore::attach_storage`.
+    AttachStorage(u32, u32),
+    /// `ServingCore::detach_storage`.
+    DetachStorage,
     /// `ServingCore::tick`.
     Tick(Nanos),
     /// `ServingCore::act`.

@@ -206,6 +206,11 @@ impl Player {
             }
             Entry::FailStep(replica, step, now) => core.fail_step(replica, step, now),
             Entry::CopyDone(done, now) => core.copy_done(done, now),
+            Entry::StoreEvent(event, now) => core.store_event(event.into_owned(), now),
+            Entry::AttachStorage(limit, probes) => {
+                core.attach_storage(limit, probes);
+            }
+            Entry::DetachStorage => core.detach_storage(),
             Entry::Tick(now) => core.tick(now),
             Entry::Act(tenant, action, now) => drop(core.act(tenant, &action, now)),
             Entry::Flush(now) => drop(core.flush(now)),

@@ -1,0 +1,72 @@
+//! Content addresses of the pages in the tree, while a store is attached. They lie by run, parallel
+//! to its tokens, as event hashes do, and cost nothing otherwise.
+
+use crate::Token;
+use crate::cache::PrefixCache;
+use rootstock_memory::{PageAddress, PageId, StorePage};
+
+impl PrefixCache {
+    /// The last `count` pages of a node are new in the tree: their addresses are computed.
+    pub(crate) fn address_pages(&mut self, at: u32, count: u32) {
+        let node = self.tree.node(at);
+        let first = node.pages - count;
+        let Some(mut address) = self.address_before(at, first) else {
+            return;
+        };
+        let Some(store) = &mut self.store else { return };
+        if store.addresses.len() <= node.run as usize {
+            store.addresses.resize_with(node.run as usize + 1, Vec::new);
+        }
+        let run = &mut store.addresses[node.run as usize];
+        run.truncate((node.start + first) as usize);
+        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
+        for page in pages.skip(first as usize) {
+            address = address.next(page);
+            run.push(address);
+        }
+    }
+
+    /// The address of the page before page `first` of the edge of `at`, or the seed.
+    pub(crate) fn address_before(&self, at: u32, first: u32) -> Option<PageAddress> {
+        let store = self.store.as_ref()?;
+        let (mut holder, mut pages) = (at, first);
+        if first == 0 && !self.tree.node(at).is_root() {
+            holder = self.tree.node(at).parent;
+            pages = self.tree.node(holder).pages;
+        }
+        let node = self.tree.node(holder);
+        if node.is_root() {
+            return self.namespaces.store_seed_of(holder);
+        }
+        let last = (node.start + pages).checked_sub(1)?;
+        store
+            .addresses
+            .get(node.run as usize)?
+            .get(last as usize)
+            .copied()
+    }
+
+    /// The pages of a node as a plan names them.
+    pub(crate) fn store_pages(&self, host: usize, at: u32) -> Vec<StorePage> {
+        let node = self.tree.node(at);
+        let mut parent = self.address_before(at, 0);
+        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
+        let ids = self.tiers[host].pages_of(node);
+        let page = |(tokens, &host): (&[Token], &PageId)| {
+            let before = parent?;
+            let address = before.next(tokens);
+            parent = Some(address);
+            Some(StorePage {
+                host,
+                address,
+                parent: before,
+                tokens: tokens.into(),
+            })
+        };
+        pages.zip(ids).map_while(page).collect()
+    }
+
+    pub(crate) fn tokens_of(&self, pages: u32) -> usize {
+        pages as usize * self.tree.page_tokens()
+    }
+}
