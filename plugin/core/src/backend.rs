@@ -5,8 +5,12 @@
 //! pages and tokens, never the tree, the queue or a client. Several steps may be in flight; they
 //! finish in the order they were launched.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use rootstock_memory::{CopyEngine, KvLayout, StepId};
-use rootstock_scheduler::{StepOutput, StepPlan};
+use rootstock_radix::Token;
+use rootstock_scheduler::{RequestId, StepOutput, StepPlan};
 use serde::{Deserialize, Serialize};
 
 /// What a backend is able to do, read once before the core is built.
@@ -87,6 +91,17 @@ impl StepError {
     }
 }
 
+/// Which tokens the grammars of requests allow. A backend asks before it draws for a request, and
+/// tells what it drew, in the order of the outputs. Plans do not depend on it.
+pub trait Masks: Debug + Send + Sync {
+    /// One bit a token in words of 32, lowest first, for this output of a request; `None` when
+    /// everything is allowed. At least one bit is set. May wait for a grammar that is late.
+    fn allowed(&self, request: RequestId, output_index: u32) -> Option<Arc<[u32]>>;
+
+    /// This token was drawn.
+    fn drawn(&self, request: RequestId, output_index: u32, token: Token);
+}
+
 /// Runs plans. One backend belongs to one replica and to one thread.
 ///
 /// The caller launches plans in the order the core made them, waits for each in that order, and
@@ -112,4 +127,11 @@ pub trait Backend: Send {
 
     /// The engine that carries out copy plans over this backend's arenas.
     fn copies(&mut self) -> &mut dyn CopyEngine;
+
+    /// Gives the backend the masks of requests with grammars, before the first plan. False when it
+    /// cannot apply them; such requests are refused then.
+    fn use_masks(&mut self, masks: Arc<dyn Masks>) -> bool {
+        drop(masks);
+        false
+    }
 }

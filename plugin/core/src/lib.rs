@@ -46,7 +46,7 @@ pub mod hints;
 pub mod journal;
 pub mod serving;
 
-pub use backend::{Backend, Caps, StepError};
+pub use backend::{Backend, Caps, Masks, StepError};
 pub use config::{ConfigError, CoreConfig, Limits};
 pub use serving::{CoreStats, ServingCore};
 

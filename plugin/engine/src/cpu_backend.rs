@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use rootstock::memory::{CopyEngine, KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId};
 use rootstock::radix::Token;
 use rootstock::scheduler::{StepOutput, StepPlan};
-use rootstock::{Backend, Caps, StepError};
+use rootstock::{Backend, Caps, Masks, StepError};
 use rootstock_kernels::{KernelError, KvRow, ThreadPool};
 
 pub use copies::ArenaCopies;
@@ -84,6 +84,8 @@ pub struct CpuBackend {
     /// The last `max_in_flight` finished steps.
     drawn: VecDeque<Drawn>,
     buffers: Buffers,
+    /// What grammars allow, once there is somebody to ask.
+    masks: Option<Arc<dyn Masks>>,
 }
 
 impl CpuBackend {
@@ -138,6 +140,7 @@ impl CpuBackend {
             queue: VecDeque::new(),
             drawn: VecDeque::new(),
             buffers: Buffers::default(),
+            masks: None,
             model,
         })
     }
@@ -233,6 +236,11 @@ impl Backend for CpuBackend {
 
     fn copies(&mut self) -> &mut dyn CopyEngine {
         &mut self.copies
+    }
+
+    fn use_masks(&mut self, masks: Arc<dyn Masks>) -> bool {
+        self.masks = Some(masks);
+        true
     }
 }
 

@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod constrained;
 pub mod cpu_backend;
 pub mod error;
 pub mod gguf;

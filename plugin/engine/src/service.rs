@@ -24,11 +24,12 @@ mod start;
 mod stats;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rootstock::radix::FlushRefused;
+use rootstock::scheduler::RequestId;
 
 pub use clock::Clock;
 pub use config::{JournalSink, ServiceConfig};
@@ -36,6 +37,7 @@ pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
 pub use stats::{CachedTotals, Finished, Histogram, Stats};
 
+use crate::constrained::{Grammar, GrammarMasks};
 use core_thread::Message;
 use request::{Control, SubmitMessage};
 
@@ -92,6 +94,17 @@ struct Shared {
     /// Tickets whose wish the core thread has not looked at.
     wishes: AtomicUsize,
     stats: Mutex<Stats>,
+    /// What grammars allow; set at the start when all backends apply it.
+    masks: OnceLock<Arc<GrammarMasks>>,
+}
+
+impl Shared {
+    /// An admitted request with a grammar gets its masks.
+    fn begin(&self, request: RequestId, grammar: Option<&Grammar>) {
+        if let (Some(grammar), Some(masks)) = (grammar, self.masks.get()) {
+            masks.begin(request, grammar);
+        }
+    }
 }
 
 impl Service {
@@ -193,6 +206,9 @@ impl Service {
         }
         let limits = &self.inner.limits;
         request::check(&submission, limits)?;
+        if submission.grammar.is_some() && self.inner.shared.masks.get().is_none() {
+            return Err(SubmitError::NoGrammars);
+        }
         // One event a token at most, one for the start, one for the end.
         let events_max = submission.max_tokens.min(limits.max_model_len) as usize + 2;
         let (events, reader) = flume::bounded(events_max);

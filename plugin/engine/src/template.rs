@@ -52,6 +52,8 @@ pub struct ChatTemplate {
     /// Tells control tokens of the conversation from those of the template.
     shield: Option<Shield>,
     has_tool_variant: bool,
+    /// All templates, one after the other.
+    source: String,
 }
 
 /// What to render.
@@ -135,6 +137,7 @@ impl ChatTemplate {
             closings: Vec::new(),
             shield: None,
             has_tool_variant: false,
+            source: String::new(),
         };
         template.add(MAIN, source)?;
         Ok(template)
@@ -149,7 +152,15 @@ impl ChatTemplate {
         }
         self.environment
             .add_template_owned(name, functions::without_generation_tags(source))
-            .map_err(|error| TemplateError::syntax(&error))
+            .map_err(|error| TemplateError::syntax(&error))?;
+        self.source.push_str(source);
+        Ok(())
+    }
+
+    /// The source, to tell from its words how the model writes tool calls and thoughts.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation.

@@ -1,7 +1,7 @@
 //! The HTTP application: its state, its routes, and what every answer has in common.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
@@ -11,6 +11,9 @@ use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use rootstock::hints::Compat;
 
+use crate::anthropic::reply::error_response;
+use crate::anthropic::routes as anthropic;
+use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
@@ -18,6 +21,11 @@ use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
 use crate::openai::routes;
+use crate::responses::routes as responses;
+use crate::responses::store::Store;
+
+/// Bytes of responses that are kept for `previous_response_id`.
+const RESPONSE_BYTES_MAX: usize = 64 << 20;
 
 /// Bytes of a request label that is echoed.
 const LABEL_BYTES_MAX: usize = 256;
@@ -37,20 +45,52 @@ pub struct App {
     pub limits: HttpLimits,
     /// Whose rule turns hints into a place in the queue.
     pub compat: Compat,
+    /// Whether the billing line at the head of an agent's system prompt is left out.
+    pub strip_preamble: bool,
+    /// How often waiting streams show life.
+    pub signs: Signs,
+    /// Responses that may be continued.
+    pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
     pub started_s: u64,
     start_nanos: u64,
     next_id: AtomicU64,
 }
 
+/// How requests are read and answered, beside the limits.
+#[derive(Clone, Copy, Debug)]
+pub struct ApiOptions {
+    /// Whose rule turns hints into a place in the queue.
+    pub compat: Compat,
+    /// Whether the billing line at the head of an agent's system prompt is left out.
+    pub strip_preamble: bool,
+    /// How often waiting streams show life.
+    pub signs: Signs,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        ApiOptions {
+            compat: Compat::default(),
+            strip_preamble: true,
+            signs: Signs::default(),
+        }
+    }
+}
+
 impl App {
     /// A server that takes requests.
     pub fn new(engine: Engine, limits: HttpLimits) -> Arc<App> {
-        App::with_compat(engine, limits, Compat::default())
+        App::with(engine, limits, ApiOptions::default())
     }
 
-    /// As [`App::new`], with another rule for hints.
-    pub fn with_compat(engine: Engine, limits: HttpLimits, compat: Compat) -> Arc<App> {
+    /// As [`App::new`], with other rules.
+    pub fn with(engine: Engine, limits: HttpLimits, options: ApiOptions) -> Arc<App> {
+        let ApiOptions {
+            compat,
+            strip_preamble,
+            signs,
+        } = options;
         let engine = Arc::new(engine);
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
@@ -58,6 +98,9 @@ impl App {
             life: Arc::default(),
             limits,
             compat,
+            strip_preamble,
+            signs,
+            responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
             next_id: AtomicU64::new(1),
@@ -87,6 +130,13 @@ impl App {
             .route("/v1/models/{*name}", get(admin::model))
             .route("/v1/chat/completions", post(routes::chat))
             .route("/v1/completions", post(routes::completions))
+            .route("/v1/responses", post(responses::create))
+            .route(
+                "/v1/responses/{id}",
+                get(responses::get).delete(responses::delete),
+            )
+            .route("/v1/messages", post(anthropic::messages))
+            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
             .layer(middleware::from_fn(echo_label))
@@ -119,7 +169,7 @@ async fn not_found(request: Request) -> Response<Body> {
         request.method(),
         request.uri().path()
     );
-    ApiError::new(ErrorKind::NotFound, message).response()
+    refuse(&request, &ApiError::new(ErrorKind::NotFound, message))
 }
 
 async fn method_not_allowed(request: Request) -> Response<Body> {
@@ -128,5 +178,17 @@ async fn method_not_allowed(request: Request) -> Response<Body> {
         request.uri().path(),
         request.method()
     );
-    ApiError::new(ErrorKind::MethodNotAllowed, message).response()
+    refuse(
+        &request,
+        &ApiError::new(ErrorKind::MethodNotAllowed, message),
+    )
+}
+
+/// An error in the form of the API whose path it is.
+fn refuse(request: &Request, error: &ApiError) -> Response<Body> {
+    if request.uri().path().starts_with("/v1/messages") {
+        error_response(error)
+    } else {
+        error.response()
+    }
 }

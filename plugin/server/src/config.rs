@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::app::ApiOptions;
 use crate::options::{CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
 
 const MIB: u64 = 1 << 20;
@@ -47,6 +48,8 @@ pub struct Config {
     pub schedule_policy: ScheduleName,
     /// How hints become a place in the queue.
     pub compat: CompatName,
+    /// Whether the billing line at the head of an agent's system prompt is left out.
+    pub strip_anthropic_preamble: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
     pub aging_s: f64,
     /// Threads of the CPU kernels; `None` is what the machine has.
@@ -93,6 +96,15 @@ pub struct ConfigError {
 }
 
 impl Config {
+    /// How requests are read and answered.
+    pub fn api_options(&self) -> ApiOptions {
+        ApiOptions {
+            compat: self.compat.into(),
+            strip_preamble: self.strip_anthropic_preamble,
+            ..ApiOptions::default()
+        }
+    }
+
     /// Fills what is absent with defaults and checks every value.
     ///
     /// # Errors
@@ -122,6 +134,7 @@ impl Config {
             policy: options.policy.unwrap_or(EvictionName::Priority),
             schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
             compat: options.compat.unwrap_or_default(),
+            strip_anthropic_preamble: options.strip_anthropic_preamble.unwrap_or(true),
             aging_s: options.aging_s.unwrap_or(30.0),
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
@@ -156,6 +169,7 @@ impl Config {
             policy: Some(self.policy),
             schedule_policy: Some(self.schedule_policy),
             compat: Some(self.compat),
+            strip_anthropic_preamble: Some(self.strip_anthropic_preamble),
             aging_s: Some(self.aging_s),
             threads: self.threads,
             isa: Some(self.isa),

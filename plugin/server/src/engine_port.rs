@@ -1,29 +1,34 @@
 //! The one file of the server that knows the engine: prompts become tokens, jobs become tickets,
 //! tokens become text, refusals become API errors.
 
+mod grammar;
+mod prompt;
+
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use rootstock::radix::{ContextKind, Hints, TenantId, Token};
+use rootstock::radix::{Hints, TenantId, Token};
 use rootstock::scheduler::SamplingParams;
+use rootstock_engine::constrained::{GrammarError, GrammarMaker};
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::history::History;
 use rootstock_engine::service::{FlushError, Service, Submission, SubmitError};
-use rootstock_engine::template::{ChatTemplate, Part, RenderArgs, Span, TemplateError};
+use rootstock_engine::template::{ChatTemplate, TemplateError};
 use rootstock_engine::text;
 use rootstock_engine::tokenizer::{Tokenizer, TokenizerError};
-use serde_json::Value;
-use sha2::{Digest, Sha256};
 
+pub use prompt::{Prompt, PromptError};
+pub use rootstock_engine::constrained::Grammar;
 pub use rootstock_engine::history::AnswerPlace;
 pub use rootstock_engine::service::Event;
 
 use crate::engine_metrics;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::draining;
+use crate::tools::speech::Rules;
+use crate::tools::style::{MARKERS, Style};
 
 /// Bytes of emitted tokens kept for later turns: some 10 million tokens.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
@@ -41,28 +46,6 @@ pub struct Card {
     pub fingerprint: String,
 }
 
-/// A prompt as tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
-    /// The tokens.
-    pub tokens: Vec<Token>,
-    /// Which tokens are system, tools, history; found from the rendered template.
-    pub spans: Vec<(Range<u32>, ContextKind)>,
-    /// Where the answer is remembered; none for prompts that came as tokens.
-    pub end: Option<AnswerPlace>,
-}
-
-impl Prompt {
-    /// A prompt that came as tokens.
-    pub fn of_tokens(tokens: Vec<Token>) -> Prompt {
-        Prompt {
-            tokens,
-            spans: Vec::new(),
-            end: None,
-        }
-    }
-}
-
 /// One answer to generate.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -78,8 +61,12 @@ pub struct Job {
     pub stop: Vec<String>,
     /// The caller's own stop tokens.
     pub stop_tokens: Vec<Token>,
+    /// What the answer's text is read as.
+    pub rules: Rules,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What the answer has to be.
+    pub grammar: Option<Grammar>,
     /// What the caller knows about the request.
     pub hints: Hints,
     /// Isolation key.
@@ -91,6 +78,9 @@ pub struct Engine {
     service: Service,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    style: Style,
+    /// Made when the first grammar is asked for.
+    grammar_maker: OnceLock<Result<GrammarMaker, GrammarError>>,
     history: History,
     card: Card,
 }
@@ -135,11 +125,21 @@ impl Engine {
             Err(TemplateError::Absent) => None,
             Err(error) => return Err(error.into()),
         };
+        let mut style = Style::of(template.as_ref().map_or("", ChatTemplate::source));
+        style.shown = (0..card.vocab)
+            .filter(|id| tokenizer.visible_bytes(*id).is_empty())
+            .filter(|id| {
+                let text = str::from_utf8(tokenizer.token_bytes(*id)).unwrap_or_default();
+                MARKERS.contains(&text)
+            })
+            .collect();
         let history = History::new(HISTORY_BYTES_MAX);
         Ok(Engine {
             service,
             tokenizer,
             template,
+            style,
+            grammar_maker: OnceLock::new(),
             history,
             card,
         })
@@ -148,6 +148,11 @@ impl Engine {
     /// What clients are told about the model.
     pub fn card(&self) -> &Card {
         &self.card
+    }
+
+    /// How the model writes calls and thoughts.
+    pub fn style(&self) -> &Style {
+        &self.style
     }
 
     /// The running engine.
@@ -184,6 +189,7 @@ impl Engine {
             min_tokens: job.min_tokens,
             stop_tokens,
             sampling: job.sampling,
+            grammar: job.grammar,
             hints: job.hints,
             salt: job.salt,
             tenant: TenantId(0),
@@ -215,6 +221,11 @@ impl Engine {
             stream: text::TextStream::new(&job.stop),
             stops: job.stop.clone(),
             stop_tokens: self.stop_tokens(job),
+            shown: if job.rules.is_plain() {
+                Vec::new()
+            } else {
+                self.style.shown.clone()
+            },
         }
     }
 
@@ -228,137 +239,9 @@ impl Engine {
         self.tokenizer.decode(tokens)
     }
 
-    /// A text prompt as tokens; control tokens in it are read as such. Answers that were generated
-    /// here, in the namespace of `salt`, come back as the very tokens they were generated as.
-    ///
-    /// # Errors
-    /// When the text has no tokens or cannot be encoded.
-    pub fn text_prompt(&self, text: &str, salt: Option<&str>) -> Result<Prompt, PromptError> {
-        self.guarded_prompt(text, &[], salt)
-    }
-
-    /// As [`Engine::text_prompt`]; at the bytes of `literal` no control token is read.
-    fn guarded_prompt(
-        &self,
-        text: &str,
-        literal: &[usize],
-        salt: Option<&str>,
-    ) -> Result<Prompt, PromptError> {
-        let encoded = self
-            .history
-            .encode_guarded(history_namespace(salt), &self.tokenizer, text, literal)
-            .map_err(|error| PromptError(error.to_string()))?;
-        if encoded.ids.is_empty() {
-            return Err(PromptError(
-                "it must have at least 1 token, found none".into(),
-            ));
-        }
-        Ok(Prompt {
-            tokens: encoded.ids,
-            spans: Vec::new(),
-            end: Some(encoded.end),
-        })
-    }
-
-    /// A conversation as tokens, with the head of the answer to come; else as
-    /// [`Engine::text_prompt`]. Only the template's control tokens are read as such, never those
-    /// that stand in messages or tools.
-    ///
-    /// # Errors
-    /// When the model has no chat template, or it refuses the conversation.
-    pub fn chat_prompt(
-        &self,
-        messages: &Value,
-        tools: Option<&Value>,
-        extra: Option<&Value>,
-        salt: Option<&str>,
-    ) -> Result<Prompt, PromptError> {
-        let template = self.template.as_ref().ok_or_else(|| {
-            PromptError("this model has no chat template; use /v1/completions".into())
-        })?;
-        let args = RenderArgs {
-            messages,
-            tools,
-            add_generation_prompt: true,
-            extra: extra.and_then(Value::as_object),
-            unix_s: crate::clock::unix_seconds(),
-        };
-        let rendered = template
-            .render(&args)
-            .map_err(|error| PromptError(error.to_string()))?;
-        let prompt = self.guarded_prompt(&rendered.text, &rendered.literal, salt)?;
-        let lengths = prompt
-            .tokens
-            .iter()
-            .map(|token| self.tokenizer.token_bytes(*token).len());
-        let spans = token_spans(lengths, &rendered.spans);
-        Ok(Prompt { spans, ..prompt })
-    }
-
     /// Keeps a finished answer for prompts to come.
     pub fn remember(&self, place: AnswerPlace, ids: &[Token]) {
         self.history.record(place, ids);
-    }
-}
-
-/// Tenants do not see each other's answers, not even how their text was cut into tokens.
-fn history_namespace(salt: Option<&str>) -> u64 {
-    salt.map_or(0, |salt| {
-        let digest = Sha256::digest(salt.as_bytes());
-        digest
-            .iter()
-            .take(8)
-            .fold(0, |hash, byte| hash << 8 | u64::from(*byte))
-    })
-}
-
-/// Which tokens came from what: the byte spans of a rendered conversation, each from the first
-/// token that begins in it. Neighbors of one kind are one span.
-fn token_spans(
-    lengths: impl Iterator<Item = usize>,
-    spans: &[Span],
-) -> Vec<(Range<u32>, ContextKind)> {
-    let mut out: Vec<(Range<u32>, ContextKind)> = Vec::new();
-    let mut spans = spans.iter().peekable();
-    let mut at = 0;
-    for (index, length) in (0_u32..).zip(lengths) {
-        while spans.peek().is_some_and(|span| span.bytes.end <= at) {
-            spans.next();
-        }
-        let kind = spans
-            .peek()
-            .map_or(ContextKind::Unknown, |span| kind_of(span.part));
-        match out.last_mut() {
-            Some((range, last)) if *last == kind => range.end = index + 1,
-            Some(_) | None => out.push((index..index + 1, kind)),
-        }
-        at += length;
-    }
-    out.retain(|(_, kind)| *kind != ContextKind::Unknown);
-    out
-}
-
-fn kind_of(part: Part) -> ContextKind {
-    match part {
-        Part::System => ContextKind::System,
-        Part::Tools => ContextKind::Tools,
-        Part::User | Part::Assistant => ContextKind::History,
-        Part::Thinking => ContextKind::Thinking,
-        Part::Tool => ContextKind::ToolOutput,
-        Part::Generation => ContextKind::Unknown,
-    }
-}
-
-/// A prompt that cannot be made into tokens; the caller's mistake.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct PromptError(String);
-
-impl PromptError {
-    /// The API error that names the field the prompt came from.
-    pub fn of(self, param: &str) -> ApiError {
-        let message = format!("{param} cannot be used: {}", self.0);
-        ApiError::param(param, message)
     }
 }
 
@@ -388,6 +271,8 @@ pub struct TextStream {
     stream: text::TextStream,
     stops: Vec<String>,
     stop_tokens: Vec<Token>,
+    /// Control tokens whose text counts, ascending.
+    shown: Vec<Token>,
 }
 
 /// What a token brought.
@@ -410,7 +295,12 @@ impl TextStream {
                 ..Piece::default()
             };
         }
-        let piece = self.stream.push(self.tokenizer.visible_bytes(token));
+        let bytes = if self.shown.binary_search(&token).is_ok() {
+            self.tokenizer.token_bytes(token)
+        } else {
+            self.tokenizer.visible_bytes(token)
+        };
+        let piece = self.stream.push(bytes);
         let stop = piece.stop.and_then(|index| self.stops.get(index).cloned());
         Piece {
             text: piece.text.unwrap_or_default(),
@@ -456,6 +346,7 @@ fn refusal(error: SubmitError) -> ApiError {
             ApiError::new(ErrorKind::Overloaded, message).retry_after(retry_after_s.max(1))
         }
         SubmitError::Rejected(_) => ApiError::new(ErrorKind::ContextLength, message),
+        SubmitError::NoGrammars => ApiError::new(ErrorKind::Unsupported, message),
         SubmitError::Draining => draining(),
         SubmitError::EngineDead => engine_dead(),
         SubmitError::Namespace(_) => ApiError::new(ErrorKind::Overloaded, message).retry_after(5),
@@ -463,30 +354,5 @@ fn refusal(error: SubmitError) -> ApiError {
             ApiError::new(ErrorKind::BadRequest, message)
         }
         _ => ApiError::new(ErrorKind::BadRequest, message),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_belongs_to_the_span_in_which_it_begins() {
-        let span = |bytes, part| Span {
-            bytes,
-            part,
-            message: None,
-        };
-        let spans = [
-            span(0..5, Part::System),
-            span(5..9, Part::User),
-            span(9..12, Part::Assistant),
-            span(12..14, Part::Generation),
-        ];
-        let found = token_spans([3, 3, 2, 4, 2].into_iter(), &spans);
-        assert_eq!(
-            found,
-            [(0..2, ContextKind::System), (2..4, ContextKind::History)]
-        );
     }
 }

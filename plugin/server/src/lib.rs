@@ -25,12 +25,48 @@ pub mod serve;
 /// The HTTP side that knows nothing of models.
 pub mod http {
     pub mod admin;
+    pub mod answer;
     pub mod api_error;
     pub mod body;
     pub mod lifecycle;
     pub mod listener;
     pub mod sse;
     pub mod stall_guard;
+}
+
+/// Anthropic's API.
+pub mod anthropic {
+    pub mod cache;
+    pub mod content;
+    pub mod reply;
+    pub mod request;
+    pub mod routes;
+    pub mod stream;
+}
+
+/// What the chat APIs share.
+pub mod chat {
+    pub mod conversation;
+    pub mod stream;
+    pub mod work;
+}
+
+/// OpenAI's Responses.
+pub mod responses {
+    pub mod input;
+    pub mod reply;
+    pub mod request;
+    pub mod routes;
+    pub mod store;
+    pub mod stream;
+}
+
+/// Tool calls and thoughts as models write them.
+pub mod tools {
+    pub mod call;
+    pub mod prompt;
+    pub mod speech;
+    pub mod style;
 }
 
 /// OpenAI's API.

@@ -97,9 +97,10 @@ fn serve(args: ServeArgs) -> Result<(), Box<dyn Error>> {
 async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut signals = Signals::new()?;
     let bound = Bound::new(&config.host, config.port).await?;
-    let (limits, compat) = (config.http, config.compat.into());
+    let limits = config.http;
+    let options = config.api_options();
     let loaded = load(config, &mut signals).await?;
-    let app = App::with_compat(loaded.engine, limits, compat);
+    let app = App::with(loaded.engine, limits, options);
     let listener = bound.listen()?;
     announce(&listener, &loaded.lines)?;
     serve::run(app, listener, signals.first()).await;

@@ -81,6 +81,10 @@ options! {
     /// Whose rule turns hints into a place in the queue [default: rootstock]
     #[arg(long, env = "ROOTSTOCK_COMPAT", value_name = "RULE")]
     compat: CompatName,
+    /// Leave out the billing line that Claude Code puts at the head of its system prompt, which
+    /// differs from session to session [default: true]
+    #[arg(long, env = "ROOTSTOCK_STRIP_ANTHROPIC_PREAMBLE", value_name = "BOOL")]
+    strip_anthropic_preamble: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
     #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
     aging_s: f64,

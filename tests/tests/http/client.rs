@@ -40,6 +40,18 @@ impl Answer {
             .collect()
     }
 
+    /// Names and payloads of an event stream that names its events.
+    pub(crate) fn named_events(&self) -> Vec<(String, Value)> {
+        let blocks = self.body.split("\n\n").filter(|block| !block.is_empty());
+        let read = |block: &str| {
+            let (name, data) = block.split_once('\n').unwrap();
+            let name = name.strip_prefix("event: ").unwrap();
+            let data = data.strip_prefix("data: ").unwrap();
+            (name.to_owned(), serde_json::from_str(data).unwrap())
+        };
+        blocks.map(read).collect()
+    }
+
     /// True when the stream ended with `[DONE]`.
     pub(crate) fn is_done(&self) -> bool {
         data_lines(&self.body).last() == Some(&"[DONE]")

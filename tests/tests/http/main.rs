@@ -9,6 +9,7 @@
     reason = "tests stop at the first surprise and say what they skipped"
 )]
 
+mod anthropic;
 mod broken;
 mod client;
 mod default_model;
@@ -18,5 +19,7 @@ mod metrics;
 mod model;
 mod openai;
 mod parrot;
+mod responses;
 mod server;
 mod tiny_model;
+mod tools;

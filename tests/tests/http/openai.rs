@@ -324,10 +324,6 @@ fn mistakes_are_400_and_name_the_parameter_before_anything_is_queued() {
             "tool_choice",
         ),
         (
-            json!({"messages": user, "response_format": {"type": "json_object"}}),
-            "response_format",
-        ),
-        (
             json!({"messages": [{"role": "robot", "content": "x"}]}),
             "messages[0].role",
         ),

@@ -1,7 +1,7 @@
 //! A backend that repeats its prompt: what a request says after the last `~` (or all of it when
 //! there is none) comes back token by token, then the end token. Some bytes are orders:
 //! `^` fails the step, `` ` `` panics in it, `@` waits until the test opens the gate, and then is
-//! spoken like any other.
+//! spoken like any other. Where a grammar forbids its next token it says the first that is allowed.
 //!
 //! It keeps the tokens themselves on the KV pages and reads them back through the page tables, so
 //! a wrong page changes the text.
@@ -13,7 +13,7 @@ use rootstock::memory::{
     CopyDone, CopyEngine, CopyPlan, Full, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId,
 };
 use rootstock::scheduler::{Logprobs, Row, RowInput, RowOut, StepOutput, StepPlan, TokenLogprob};
-use rootstock::{Backend, Caps, StepError};
+use rootstock::{Backend, Caps, Masks, StepError};
 
 use super::tiny_model::{IM_END, VOCAB};
 
@@ -87,6 +87,7 @@ pub(crate) struct Parrot {
     layout: KvLayout,
     kv: Vec<u32>,
     done: BTreeMap<u64, StepOutput>,
+    masks: Option<Arc<dyn Masks>>,
 }
 
 impl Parrot {
@@ -105,6 +106,7 @@ impl Parrot {
             layout: KvLayout::new(spec).unwrap(),
             kv: vec![u32::MAX; ((pages + 1) * page_tokens) as usize],
             done: BTreeMap::new(),
+            masks: None,
         }
     }
 
@@ -146,6 +148,7 @@ impl Parrot {
             .copied()
             .unwrap_or(IM_END);
         self.obey(token, plan.id)?;
+        let token = self.allowed(row, sample.output_index, token);
         *self
             .perch
             .inner
@@ -171,6 +174,25 @@ impl Parrot {
             accepted: [token].into_iter().collect(),
             logprobs,
         })
+    }
+
+    /// The token, or the first that the request's grammar allows instead.
+    fn allowed(&self, row: &Row, index: u32, token: u32) -> u32 {
+        let Some(masks) = &self.masks else {
+            return token;
+        };
+        let allows = |mask: &[u32], token: u32| {
+            mask.get(token as usize / 32)
+                .is_some_and(|word| word >> (token % 32) & 1 == 1)
+        };
+        let token = match masks.allowed(row.request, index) {
+            Some(mask) if !allows(&mask, token) => {
+                (0..VOCAB).find(|token| allows(&mask, *token)).unwrap()
+            }
+            Some(_) | None => token,
+        };
+        masks.drawn(row.request, index, token);
+        token
     }
 
     fn obey(&self, token: u32, step: StepId) -> Result<(), StepError> {
@@ -227,6 +249,11 @@ impl Backend for Parrot {
 
     fn copies(&mut self) -> &mut dyn CopyEngine {
         self
+    }
+
+    fn use_masks(&mut self, masks: Arc<dyn Masks>) -> bool {
+        self.masks = Some(masks);
+        true
     }
 }
 

@@ -41,7 +41,14 @@ impl CpuBackend {
                     continue;
                 };
                 if let Some(spec) = &row.sample {
-                    *out = draw(spec, logits, &mut b.sampler).map_err(failed(plan.id))?;
+                    let index = spec.output_index;
+                    let masks = self.masks.as_deref();
+                    let mask = masks.and_then(|masks| masks.allowed(row.request, index));
+                    *out = draw(spec, logits, mask.as_deref(), &mut b.sampler)
+                        .map_err(failed(plan.id))?;
+                    if let (Some(masks), Some(token)) = (masks, out.accepted.last()) {
+                        masks.drawn(row.request, index, *token);
+                    }
                 }
             }
         }
@@ -68,6 +75,7 @@ impl CpuBackend {
 fn draw(
     spec: &SampleSpec,
     logits: &mut [f32],
+    mask: Option<&[u32]>,
     scratch: &mut SampleScratch,
 ) -> Result<RowOut, KernelError> {
     for &token in spec.suppress.iter().flat_map(|tokens| tokens.iter()) {
@@ -93,7 +101,7 @@ fn draw(
         prompt,
         output,
         logit_bias: &params.logit_bias,
-        mask: None,
+        mask,
         logprobs: params.logprobs,
     };
     let drawn = sample(logits, &args, scratch)?;

@@ -201,6 +201,7 @@ impl CoreThread {
         };
         let label = self.next_label;
         self.next_label += 1;
+        let grammar = submission.grammar;
         let admission = self.core.namespace(&key).map(|ns| {
             let request = NewRequest {
                 tenant: submission.tenant,
@@ -228,6 +229,7 @@ impl CoreThread {
                 if control.wish().is_some() {
                     self.shared.wishes.fetch_add(1, Ordering::AcqRel);
                 }
+                self.shared.begin(request, grammar.as_ref());
                 self.live.insert(label, Live::new(request, events, control));
                 Ok(())
             }

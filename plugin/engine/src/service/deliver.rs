@@ -103,6 +103,9 @@ impl CoreThread {
         let reader = live.events.clone();
         if matches!(event, Event::Final { .. }) {
             live.control.set_done();
+            if let Some(masks) = self.shared.masks.get() {
+                masks.end(live.request);
+            }
             self.live.remove(&label);
         }
         Some((reader, event))

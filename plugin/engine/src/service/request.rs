@@ -9,6 +9,8 @@ use rootstock::scheduler::{
     CachedTokens, Class, FinishReason, Logprobs, Reason, SamplingParams, Usage,
 };
 
+use crate::constrained::Grammar;
+
 use super::Shared;
 use super::core_thread::Message;
 
@@ -27,6 +29,8 @@ pub struct Submission {
     pub ignore_eos: bool,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What the output has to be.
+    pub grammar: Option<Grammar>,
     /// What the caller knows about the request.
     pub hints: Hints,
     /// Keeps the KV of this request apart from other salts.
@@ -50,6 +54,7 @@ impl Submission {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             sampling: SamplingParams::greedy(),
+            grammar: None,
             hints: Hints::default(),
             salt: None,
             tenant: TenantId(0),
@@ -125,6 +130,9 @@ pub enum SubmitError {
         /// The range.
         wanted: &'static str,
     },
+    /// A grammar on a backend that applies none.
+    #[error("this backend cannot constrain what it generates")]
+    NoGrammars,
     /// The service is shutting down.
     #[error("the service is draining and takes no new requests")]
     Draining,

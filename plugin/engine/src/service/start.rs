@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use rootstock::journal::Journal;
 use rootstock::memory::ReplicaId;
 use rootstock::radix::NamespaceKey;
-use rootstock::{Backend, ServingCore};
+use rootstock::{Backend, Masks, ServingCore};
 use rootstock_kernels::Isa;
 use sha2::{Digest, Sha256};
 
@@ -17,6 +17,7 @@ use super::engine_thread::EngineThread;
 use super::request::RequestLimits;
 use super::stats::Stats;
 use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
+use crate::constrained::GrammarMasks;
 use crate::cpu_backend::{CpuBackend, CpuBackendConfig};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
@@ -149,7 +150,7 @@ struct Parts {
 
 fn spawn(
     core: ServingCore,
-    backends: Vec<Box<dyn Backend>>,
+    mut backends: Vec<Box<dyn Backend>>,
     max_in_flight: u8,
     parts: Parts,
 ) -> Result<Service, EngineError> {
@@ -159,6 +160,18 @@ fn spawn(
     let (inbox, messages) = flume::bounded(parts.limits.max_queue as usize + 64);
     let mut threads = Vec::new();
     let mut ports = Vec::new();
+    let masks = GrammarMasks::start().map_err(|source| EngineError::Thread {
+        thread: "rootstock-masks",
+        source,
+    })?;
+    let masks = Arc::new(masks);
+    let mut all_apply = true;
+    for backend in &mut backends {
+        all_apply &= backend.use_masks(Arc::clone(&masks) as Arc<dyn Masks>);
+    }
+    if all_apply {
+        let _first = shared.masks.set(masks);
+    }
     for (index, backend) in (0_u16..).zip(backends) {
         let replica = ReplicaId(index);
         let (plans, work) = flume::bounded(usize::from(max_in_flight));

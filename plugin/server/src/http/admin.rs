@@ -85,7 +85,10 @@ pub async fn flush(State(app): State<Arc<App>>, request: Request) -> Response<Bo
 /// `GET /v1/models`: the one model that is loaded. Every other name is served by it too.
 pub async fn models(State(app): State<Arc<App>>) -> Response<Body> {
     let entry = entry(&app, &app.engine.card().name);
-    json_response(StatusCode::OK, &json!({"object": "list", "data": [entry]}))
+    // Anthropic's clients read the same list by other names.
+    let body = json!({"object": "list", "data": [entry], "has_more": false,
+        "first_id": entry["id"], "last_id": entry["id"]});
+    json_response(StatusCode::OK, &body)
 }
 
 /// `GET /v1/models/{name}`: every name is served.
@@ -97,6 +100,7 @@ fn entry(app: &App, name: &str) -> Value {
     let card = app.engine.card();
     json!({
         "id": name, "object": "model", "created": app.started_s, "owned_by": "rootstock",
-        "root": card.name, "max_model_len": card.max_len,
+        "root": card.name, "max_model_len": card.max_len, "type": "model",
+        "display_name": name, "created_at": crate::clock::rfc3339(app.started_s),
     })
 }

@@ -18,6 +18,8 @@ pub enum ErrorKind {
     NotFound,
     /// The path exists, the method does not.
     MethodNotAllowed,
+    /// No valid key came with the request.
+    Unauthorized,
     /// The caller may not use this path.
     Forbidden,
     /// The body took too long to arrive.
@@ -40,12 +42,13 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All kinds, for the table's completeness test.
-    pub const ALL: [ErrorKind; 14] = [
+    pub const ALL: [ErrorKind; 15] = [
         ErrorKind::BadRequest,
         ErrorKind::ContextLength,
         ErrorKind::Unsupported,
         ErrorKind::NotFound,
         ErrorKind::MethodNotAllowed,
+        ErrorKind::Unauthorized,
         ErrorKind::Forbidden,
         ErrorKind::BodyTimeout,
         ErrorKind::BodyTooLarge,
@@ -75,6 +78,7 @@ impl ErrorKind {
                 CALLER,
                 Some("method_not_allowed"),
             ),
+            ErrorKind::Unauthorized => (StatusCode::UNAUTHORIZED, CALLER, Some("invalid_api_key")),
             ErrorKind::Forbidden => (StatusCode::FORBIDDEN, CALLER, Some("forbidden")),
             ErrorKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CALLER, Some("body_timeout")),
             ErrorKind::BodyTooLarge => (

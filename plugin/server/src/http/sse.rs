@@ -14,6 +14,11 @@ pub fn event(payload: &Value) -> Bytes {
     Bytes::from(format!("data: {payload}\n\n"))
 }
 
+/// One event with a name and a JSON payload.
+pub fn named(name: &str, payload: &Value) -> Bytes {
+    Bytes::from(format!("event: {name}\ndata: {payload}\n\n"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

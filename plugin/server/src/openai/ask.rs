@@ -215,7 +215,7 @@ pub fn read_token(value: &Value, name: &str, vocab: u32) -> Result<Token, ApiErr
 }
 
 /// A seed nobody can guess: the hasher's keys come from the system.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     RandomState::new().hash_one(crate::clock::unix_nanos())
 }
 

@@ -13,10 +13,12 @@ use futures_util::stream::{BoxStream, SelectAll};
 use rootstock::radix::Token;
 use rootstock::scheduler::{CachedTokens, FinishReason, TokenLogprob, Usage};
 
-use crate::engine_port::{Engine, Event, Job, TextStream, Ticket};
+use crate::app::App;
+use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::{LiveRequest, draining};
 use crate::metrics::{Metrics, Outcome};
+use crate::tools::speech::{Said, Speech};
 
 /// One prompt with the answers wanted for it.
 #[derive(Debug)]
@@ -33,12 +35,12 @@ pub enum Part {
         /// Which answer.
         choice: usize,
     },
-    /// Text that is certain, with the tokens it came from.
-    Text {
+    /// What is certain to be said, with the tokens it came from.
+    Said {
         /// Which answer.
         choice: usize,
-        /// Never empty, unless the tokens alone are of interest.
-        text: String,
+        /// Text, a thought or a call.
+        said: Said,
         /// Tokens since the last part.
         tokens: Vec<TokenOut>,
     },
@@ -48,6 +50,8 @@ pub enum Part {
         choice: usize,
         /// Why.
         finish: Finish,
+        /// Tool calls in it.
+        calls: usize,
         /// Tokens since the last text, without text of their own.
         tokens: Vec<TokenOut>,
     },
@@ -63,22 +67,24 @@ pub struct TokenOut {
 }
 
 /// Why an answer ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
     /// The model ended it, by this token.
     StopToken(Option<Token>),
     /// This stop string was found.
     StopString(String),
     /// The length was reached.
+    #[default]
     Length,
     /// The KV pool could not hold more of it.
     OutOfPages,
 }
 
 impl Finish {
-    /// OpenAI's `finish_reason`.
-    pub fn reason(&self) -> &'static str {
+    /// OpenAI's `finish_reason`; an answer that the model ended with calls waits for results.
+    pub fn reason(&self, calls: usize) -> &'static str {
         match self {
+            Finish::StopToken(_) if calls > 0 => "tool_calls",
             Finish::StopToken(_) | Finish::StopString(_) => "stop",
             Finish::Length | Finish::OutOfPages => "length",
         }
@@ -106,6 +112,8 @@ pub struct Generation {
     choices: Vec<Choice>,
     ready: VecDeque<Part>,
     open: usize,
+    /// What the ids of calls begin with.
+    id: String,
     metrics: Arc<Metrics>,
     // Last: the request counts as live until its tickets are gone.
     live: LiveRequest,
@@ -123,6 +131,7 @@ impl std::fmt::Debug for Generation {
 struct Choice {
     ticket: Option<Ticket>,
     text: TextStream,
+    speech: Speech,
     /// Tokens whose text is not certain yet.
     pending: Vec<TokenOut>,
     ids: Vec<Token>,
@@ -141,12 +150,13 @@ impl Generation {
     /// # Errors
     /// Whatever refuses the first job that is refused; those before it are aborted.
     pub async fn start(
-        engine: &Arc<Engine>,
+        app: &App,
         prompts: Vec<PromptJobs>,
-        metrics: &Arc<Metrics>,
         live: LiveRequest,
     ) -> Result<Generation, ApiError> {
+        let (engine, metrics) = (&app.engine, &app.metrics);
         let mut generation = Generation {
+            id: app.new_id(""),
             events: SelectAll::new(),
             choices: Vec::new(),
             ready: VecDeque::new(),
@@ -158,12 +168,14 @@ impl Generation {
             for (index, job) in prompt.jobs.into_iter().enumerate() {
                 let prompt_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
                 let text = engine.text_stream(&job);
+                let speech = Speech::new(job.rules.clone());
                 let submitted = crate::clock::now();
                 let ticket = engine.submit(job).await?;
                 generation.watch(&ticket);
                 generation.choices.push(Choice {
                     ticket: Some(ticket),
                     text,
+                    speech,
                     pending: Vec::new(),
                     ids: Vec::new(),
                     usage: ChoiceUsage {
@@ -220,6 +232,12 @@ impl Generation {
                 return Some(Err(error));
             }
         }
+    }
+
+    /// The id of a call, by which its result refers to it: without the API's own prefix.
+    pub fn call_id(&self, choice: usize, call: usize) -> String {
+        let id = self.id.trim_start_matches('-');
+        format!("{id}{choice:02x}{call:02x}")
     }
 
     /// The ids of an answer so far.
@@ -289,15 +307,8 @@ impl Generation {
                         id,
                         logprob: logprobs.next(),
                     });
-                    let Found { text, stop } = found;
-                    if !text.is_empty() {
-                        let tokens = std::mem::take(&mut choice.pending);
-                        self.ready.push_back(Part::Text {
-                            choice: index,
-                            text,
-                            tokens,
-                        });
-                    }
+                    let Found { said, stop } = found;
+                    choice.hand_out(index, said, &mut self.ready);
                     if let Some(stop) = stop {
                         self.end(index, Finish::StopString(stop));
                         return Ok(());
@@ -332,15 +343,12 @@ impl Generation {
             | FinishReason::TooManyPreemptions
             | FinishReason::Displaced => return Err(error_of(reason)),
         };
+        let mut said = Vec::new();
         let text = choice.text.finish();
         if !text.is_empty() {
-            let tokens = std::mem::take(&mut choice.pending);
-            self.ready.push_back(Part::Text {
-                choice: index,
-                text,
-                tokens,
-            });
+            choice.speech.push(&text, &mut said);
         }
+        choice.hand_out(index, said, &mut self.ready);
         self.end(index, finish);
         Ok(())
     }
@@ -352,18 +360,24 @@ impl Generation {
         if let Some(ticket) = choice.ticket.take() {
             ticket.close(matches!(finish, Finish::StopString(_)));
         }
+        let mut said = Vec::new();
+        let whole = matches!(finish, Finish::StopToken(_));
+        choice.speech.finish(whole, &mut said);
+        choice.hand_out(index, said, &mut self.ready);
+        let calls = choice.speech.calls();
         let tokens = std::mem::take(&mut choice.pending);
         choice.finish = Some(finish.clone());
         self.open -= 1;
-        let outcome = match finish.reason() {
-            "length" => Outcome::Length,
-            _ => Outcome::Stop,
+        let outcome = match finish {
+            Finish::Length | Finish::OutOfPages => Outcome::Length,
+            Finish::StopToken(_) | Finish::StopString(_) => Outcome::Stop,
         };
         self.metrics
             .ended(outcome, &choice.usage, choice.decode_seconds());
         self.ready.push_back(Part::End {
             choice: index,
             finish,
+            calls,
             tokens,
         });
     }
@@ -412,7 +426,7 @@ pub struct Totals {
 }
 
 struct Found {
-    text: String,
+    said: Vec<Said>,
     stop: Option<String>,
 }
 
@@ -432,9 +446,24 @@ impl Choice {
             token.logprob = None;
         }
         self.pending.push(token);
+        let mut said = Vec::new();
+        if !piece.text.is_empty() {
+            self.speech.push(&piece.text, &mut said);
+        }
         Found {
-            text: piece.text,
+            said,
             stop: piece.stop,
+        }
+    }
+
+    /// What is said goes out with all tokens that are not out yet.
+    fn hand_out(&mut self, index: usize, said: Vec<Said>, ready: &mut VecDeque<Part>) {
+        for said in said {
+            ready.push_back(Part::Said {
+                choice: index,
+                said,
+                tokens: std::mem::take(&mut self.pending),
+            });
         }
     }
 

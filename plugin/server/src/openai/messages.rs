@@ -4,16 +4,42 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::chat::conversation::{Conversation, Format, Tool, ToolChoice};
 use crate::http::api_error::ApiError;
 use crate::openai::fields::{Fields, wrong_type};
 
 const ROLES: &str = "system, developer, user, assistant or tool";
 
+/// Reads the conversation of a chat request.
+///
+/// # Errors
+/// The first field that is wrong.
+pub fn read(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
+    let (tools, choice) = read_tools(fields)?;
+    let mut talk = Conversation {
+        messages: read_messages(fields)?,
+        tools,
+        choice,
+        single_call: fields.flag("parallel_tool_calls")? == Some(false),
+        format: read_format(fields)?,
+        ..Conversation::default()
+    };
+    for key in ["chat_template_kwargs", "chat_template_args"] {
+        match fields.get(key) {
+            Some(Value::Object(args)) => talk.template_args.clone_from(args),
+            Some(other) => return Err(wrong_type(key, "an object", other)),
+            None => {}
+        }
+    }
+    talk.canonical_ids();
+    Ok(talk)
+}
+
 /// Reads `messages`.
 ///
 /// # Errors
 /// When the list is missing or empty, or a message is wrong.
-pub fn read_messages(fields: &Fields<'_>) -> Result<Value, ApiError> {
+pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let list = fields.list("messages")?.unwrap_or_default();
     if list.is_empty() {
         return Err(ApiError::param(
@@ -22,11 +48,7 @@ pub fn read_messages(fields: &Fields<'_>) -> Result<Value, ApiError> {
         ));
     }
     let read = |(index, message)| read_message(message, &format!("messages[{index}]"));
-    list.iter()
-        .enumerate()
-        .map(read)
-        .collect::<Result<Vec<_>, _>>()
-        .map(Value::Array)
+    list.iter().enumerate().map(read).collect()
 }
 
 fn read_message(message: &Value, path: &str) -> Result<Value, ApiError> {
@@ -77,7 +99,10 @@ fn read_message(message: &Value, path: &str) -> Result<Value, ApiError> {
 }
 
 /// A string, or text parts, which are joined by line breaks.
-fn read_content(content: &Value, name: &str) -> Result<String, ApiError> {
+///
+/// # Errors
+/// A part that is no text.
+pub fn read_content(content: &Value, name: &str) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(parts) => parts,
@@ -156,30 +181,11 @@ fn read_arguments(arguments: Option<&Value>) -> Value {
         .unwrap_or_else(|| arguments.clone())
 }
 
-/// The tools to render into the prompt: function tools, in the caller's order. `None` when there
-/// are none or `tool_choice` is `none`.
+/// The function tools, in the caller's order, and what is to be called of them.
 ///
 /// # Errors
-/// When a tool is malformed, or `tool_choice` asks for a forced call.
-pub fn read_tools(fields: &Fields<'_>) -> Result<Option<Value>, ApiError> {
-    let forced = "a forced tool call needs constrained decoding, which is not supported yet; \
-                  use \"auto\" or \"none\"";
-    let wanted = match fields.get("tool_choice") {
-        None => true,
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => true,
-            "none" => false,
-            "required" => return Err(ApiError::unsupported("tool_choice", forced)),
-            other => {
-                let other: String = other.chars().take(40).collect();
-                let message =
-                    format!("tool_choice must be auto, none or required, found {other:?}");
-                return Err(ApiError::param("tool_choice", message));
-            }
-        },
-        Some(Value::Object(_)) => return Err(ApiError::unsupported("tool_choice", forced)),
-        Some(other) => return Err(wrong_type("tool_choice", "a string or an object", other)),
-    };
+/// When a tool is malformed, or the choice names no tool.
+pub fn read_tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
     let mut tools = Vec::new();
     for (index, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
         let path = format!("tools[{index}]");
@@ -193,44 +199,89 @@ pub fn read_tools(fields: &Fields<'_>) -> Result<Option<Value>, ApiError> {
         }
         let function_path = format!("{path}.function");
         let function = tool_fields.get("function").unwrap_or(&Value::Null);
-        let function = Fields::at(function, &function_path)?;
-        if function.text("name")?.is_none_or(str::is_empty) {
-            let name = function.name("name");
-            return Err(ApiError::param(
-                &name,
-                format!("{name} is missing; a tool needs it"),
-            ));
-        }
-        tools.push(tool.clone());
+        tools.push(read_function(
+            &Fields::at(function, &function_path)?,
+            "parameters",
+        )?);
     }
-    Ok((wanted && !tools.is_empty()).then_some(Value::Array(tools)))
+    let choice = read_choice(fields)?;
+    check_choice(&tools, &choice, "tool_choice")?;
+    Ok((tools, choice))
 }
 
-/// Refuses what needs constrained decoding or other models.
+/// A function with its name, description and parameters.
 ///
 /// # Errors
-/// `Unsupported`, naming the field.
-pub fn check_supported(fields: &Fields<'_>) -> Result<(), ApiError> {
-    if let Some(format) = fields.get("response_format") {
-        let format = Fields::at(format, "response_format")?;
-        match format.text("type")? {
-            Some("text") | None => {}
-            Some(kind @ ("json_object" | "json_schema")) => {
-                let message = format!(
-                    "response_format {kind} needs constrained decoding, which is not supported \
-                     yet; use \"text\""
-                );
-                return Err(ApiError::unsupported("response_format", message));
-            }
-            Some(other) => {
+/// When the name is missing or a field has the wrong type.
+pub fn read_function(function: &Fields<'_>, parameters: &str) -> Result<Tool, ApiError> {
+    let name = function.text("name")?.filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| {
+        let name = function.name("name");
+        ApiError::param(&name, format!("{name} is missing; a tool needs it"))
+    })?;
+    let parameters = match function.get(parameters) {
+        None => json!({"type": "object", "properties": {}}),
+        Some(schema @ Value::Object(_)) => schema.clone(),
+        Some(other) => return Err(wrong_type(&function.name(parameters), "an object", other)),
+    };
+    Ok(Tool {
+        name: name.to_owned(),
+        description: function.text("description")?.map(str::to_owned),
+        parameters,
+        namespace: None,
+    })
+}
+
+fn read_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+    match fields.get("tool_choice") {
+        None => Ok(ToolChoice::Auto),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            other => {
                 let other: String = other.chars().take(40).collect();
-                let message = format!(
-                    "response_format.type must be text, json_object or json_schema, found {other:?}"
-                );
-                return Err(ApiError::param("response_format.type", message));
+                let message =
+                    format!("tool_choice must be auto, none or required, found {other:?}");
+                Err(ApiError::param("tool_choice", message))
             }
+        },
+        Some(choice @ Value::Object(_)) => {
+            let choice = Fields::at(choice, "tool_choice")?;
+            let function = choice.get("function").unwrap_or(&Value::Null);
+            let function = Fields::at(function, "tool_choice.function")?;
+            let name = function.text("name")?.unwrap_or_default();
+            Ok(ToolChoice::Named(name.to_owned()))
         }
+        Some(other) => Err(wrong_type("tool_choice", "a string or an object", other)),
     }
+}
+
+/// A forced call needs something to call.
+///
+/// # Errors
+/// When there is no such tool.
+pub fn check_choice(tools: &[Tool], choice: &ToolChoice, param: &str) -> Result<(), ApiError> {
+    let message = match choice {
+        ToolChoice::Required if tools.is_empty() => {
+            format!("{param} asks for a call and there are no tools")
+        }
+        ToolChoice::Named(name) if tools.iter().all(|tool| tool.name != *name) => {
+            let name: String = name.chars().take(80).collect();
+            format!("{param} names the tool {name:?}, which is not among the tools")
+        }
+        ToolChoice::Auto | ToolChoice::None | ToolChoice::Required | ToolChoice::Named(_) => {
+            return Ok(());
+        }
+    };
+    Err(ApiError::param(param, message))
+}
+
+/// What the text of the answer has to be: `response_format`, or vLLM's names for the same.
+///
+/// # Errors
+/// An unknown type, or a schema that is none.
+fn read_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
     for key in ["functions", "function_call"] {
         if fields.get(key).is_some() {
             let message =
@@ -238,7 +289,88 @@ pub fn check_supported(fields: &Fields<'_>) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(key, message));
         }
     }
-    Ok(())
+    if let Some(format) = fields.get("response_format") {
+        return read_response_format(&Fields::at(format, "response_format")?);
+    }
+    if let Some(wanted) = fields.get("structured_outputs") {
+        let wanted = Fields::at(wanted, "structured_outputs")?;
+        return read_guided(&wanted, "json", "regex", "choice");
+    }
+    read_guided(fields, "guided_json", "guided_regex", "guided_choice")
+}
+
+fn read_response_format(format: &Fields<'_>) -> Result<Format, ApiError> {
+    match format.text("type")? {
+        Some("text") | None => Ok(Format::Text),
+        Some("json_object") => Ok(Format::JsonObject),
+        Some("json_schema") => {
+            let schema = format.get("json_schema").unwrap_or(&Value::Null);
+            let schema = Fields::at(schema, "response_format.json_schema")?;
+            match schema.get("schema") {
+                // A name alone asks for JSON of any shape.
+                None => Ok(Format::JsonObject),
+                Some(schema @ Value::Object(_)) => Ok(Format::Schema(schema.clone())),
+                Some(other) => Err(wrong_type(&schema.name("schema"), "an object", other)),
+            }
+        }
+        Some("regex") => Ok(Format::Regex(
+            format.text("pattern")?.unwrap_or(".*").to_owned(),
+        )),
+        Some(other) => {
+            let other: String = other.chars().take(40).collect();
+            let message = format!(
+                "response_format.type must be text, json_object, json_schema or regex, \
+                 found {other:?}"
+            );
+            Err(ApiError::param("response_format.type", message))
+        }
+    }
+}
+
+fn read_guided(
+    fields: &Fields<'_>,
+    json: &str,
+    regex: &str,
+    choice: &str,
+) -> Result<Format, ApiError> {
+    match fields.get(json) {
+        Some(schema @ Value::Object(_)) => return Ok(Format::Schema(schema.clone())),
+        Some(Value::String(text)) => {
+            let schema = serde_json::from_str(text).ok().filter(Value::is_object);
+            let name = fields.name(json);
+            let message = || ApiError::param(&name, format!("{name} is no JSON object"));
+            return schema.map(Format::Schema).ok_or_else(message);
+        }
+        Some(other) => return Err(wrong_type(&fields.name(json), "an object", other)),
+        None => {}
+    }
+    if let Some(pattern) = fields.text(regex)? {
+        return Ok(Format::Regex(pattern.to_owned()));
+    }
+    let Some(choices) = fields.list(choice)? else {
+        return Ok(Format::Text);
+    };
+    let name = fields.name(choice);
+    let texts: Option<Vec<String>> = choices.iter().map(|v| v.as_str().map(escaped)).collect();
+    match texts {
+        Some(texts) if !texts.is_empty() => Ok(Format::Regex(texts.join("|"))),
+        Some(_) | None => Err(ApiError::param(
+            &name,
+            format!("{name} must be a list of strings, at least 1"),
+        )),
+    }
+}
+
+/// A text as the pattern that matches it and nothing else.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_ascii_punctuation() {
+            out.push('\\');
+        }
+        out.push(character);
+    }
+    out
 }
 
 #[cfg(test)]
@@ -247,7 +379,7 @@ mod tests {
 
     fn read(messages: Value) -> Result<Value, ApiError> {
         let body = json!({"messages": messages});
-        read_messages(&Fields::root(&body).unwrap())
+        read_messages(&Fields::root(&body).unwrap()).map(Value::Array)
     }
 
     fn param(messages: Value) -> String {
@@ -325,35 +457,48 @@ mod tests {
     }
 
     #[test]
-    fn forced_calls_and_schemas_are_refused_as_not_yet_supported() {
+    fn formats_are_read_by_all_their_names() {
+        let format = |body: Value| read_format(&Fields::root(&body).unwrap()).unwrap();
+        let schema = json!({"type": "object"});
         for body in [
-            json!({"tool_choice": "required"}),
-            json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            json!({"response_format": {"type": "json_schema",
+                "json_schema": {"name": "x", "schema": schema}}}),
+            json!({"guided_json": schema}),
+            json!({"guided_json": schema.to_string()}),
+            json!({"structured_outputs": {"json": schema}}),
         ] {
-            let error = read_tools(&Fields::root(&body).unwrap()).unwrap_err();
-            assert!(
-                error.message.contains("not supported yet"),
-                "{}",
-                error.message
-            );
+            assert_eq!(format(body), Format::Schema(schema.clone()));
         }
-        let body = json!({"response_format": {"type": "json_schema", "json_schema": {}}});
-        let error = check_supported(&Fields::root(&body).unwrap()).unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("response_format"));
-        let body = json!({"response_format": {"type": "text"}});
-        assert!(check_supported(&Fields::root(&body).unwrap()).is_ok());
+        assert_eq!(format(json!({})), Format::Text);
+        let choice = json!({"guided_choice": ["a.b", "c"]});
+        assert_eq!(format(choice), Format::Regex("a\\.b|c".into()));
+        let unknown = json!({"response_format": {"type": "xml"}});
+        assert!(read_format(&Fields::root(&unknown).unwrap()).is_err());
     }
 
     #[test]
     fn foreign_tool_kinds_are_left_out_and_none_hides_all() {
         let function = json!({"type": "function", "function": {"name": "f"}});
-        let body = json!({"tools": [{"type": "web_search"}, function]});
-        let tools = read_tools(&Fields::root(&body).unwrap()).unwrap().unwrap();
-        assert_eq!(tools.as_array().unwrap().len(), 1);
-        let body = json!({"tools": [function], "tool_choice": "none"});
-        assert!(read_tools(&Fields::root(&body).unwrap()).unwrap().is_none());
+        let body = json!({"messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "web_search"}, function]});
+        let talk = super::read(&Fields::root(&body).unwrap()).unwrap();
+        assert_eq!(talk.callable().len(), 1);
+        let body = json!({"messages": [{"role": "user", "content": "x"}],
+            "tools": [function], "tool_choice": "none"});
+        let talk = super::read(&Fields::root(&body).unwrap()).unwrap();
+        assert!(talk.callable().is_empty());
         let body = json!({"tools": [{"type": "function", "function": {}}]});
         let error = read_tools(&Fields::root(&body).unwrap()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("tools[0].function.name"));
+    }
+
+    #[test]
+    fn a_choice_must_name_a_tool_that_is_there() {
+        let body = json!({"tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "g"}}});
+        let error = read_tools(&Fields::root(&body).unwrap()).unwrap_err();
+        assert!(error.message.contains("\"g\""), "{}", error.message);
+        let body = json!({"tool_choice": "required"});
+        assert!(read_tools(&Fields::root(&body).unwrap()).is_err());
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::engine_port::Engine;
 use crate::openai::generation::{Finish, TokenOut, Totals};
 use crate::openai::logprobs;
+use crate::tools::call::Call;
 
 /// Which of the two answers it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,14 +49,63 @@ pub struct Reply {
 }
 
 /// One finished answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The text.
     pub text: String,
+    /// The model's reasoning.
+    pub thoughts: String,
+    /// Tool calls with their ids.
+    pub calls: Vec<(String, Call)>,
     /// All tokens.
     pub tokens: Vec<TokenOut>,
     /// Why it ended.
     pub finish: Finish,
+}
+
+/// A piece of a chat answer that is not text.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Reasoning.
+    Thought(&'a str),
+    /// A call: its index, its id, itself.
+    Call(usize, &'a str, &'a Call),
+}
+
+/// The end of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Ending<'a> {
+    /// Why.
+    pub finish: &'a Finish,
+    /// Calls in it.
+    pub calls: usize,
+    /// Tokens not reported yet.
+    pub tokens: &'a [TokenOut],
+}
+
+impl Answer {
+    /// The message of a chat answer. Calls alone have no content.
+    fn message(&self) -> Value {
+        let content = if self.text.is_empty() && !self.calls.is_empty() {
+            Value::Null
+        } else {
+            self.text.as_str().into()
+        };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !self.thoughts.is_empty() {
+            message["reasoning_content"] = self.thoughts.as_str().into();
+        }
+        if !self.calls.is_empty() {
+            let calls = self.calls.iter().map(|(id, call)| call_json(id, call));
+            message["tool_calls"] = calls.collect();
+        }
+        message
+    }
+}
+
+fn call_json(id: &str, call: &Call) -> Value {
+    json!({"id": id, "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments_text()}})
 }
 
 impl Reply {
@@ -66,11 +116,11 @@ impl Reply {
             .enumerate()
             .map(|(index, answer)| {
                 let logprobs = self.logprobs(&answer.tokens, 0);
-                let reason = answer.finish.reason();
+                let reason = answer.finish.reason(answer.calls.len());
                 match self.route {
                     Route::Chat => json!({
                         "index": index,
-                        "message": {"role": "assistant", "content": answer.text, "refusal": null},
+                        "message": answer.message(),
                         "logprobs": logprobs,
                         "finish_reason": reason,
                     }),
@@ -117,21 +167,33 @@ impl Reply {
         })
     }
 
+    /// A chunk with reasoning or a call; completions have neither.
+    pub fn piece(&self, choice: usize, piece: Piece<'_>, tokens: &[TokenOut]) -> Value {
+        let delta = match piece {
+            Piece::Thought(text) => json!({"reasoning_content": text}),
+            Piece::Call(index, id, call) => {
+                let mut call = call_json(id, call);
+                call["index"] = index.into();
+                json!({"tool_calls": [call]})
+            }
+        };
+        let logprobs = self.logprobs(tokens, 0);
+        self.chunk(
+            json!({"index": choice, "delta": delta, "logprobs": logprobs,
+            "finish_reason": null}),
+        )
+    }
+
     /// The last chunk of an answer.
-    pub fn ending(
-        &self,
-        choice: usize,
-        finish: &Finish,
-        tokens: &[TokenOut],
-        offset: usize,
-    ) -> Value {
+    pub fn ending(&self, choice: usize, ending: &Ending<'_>, offset: usize) -> Value {
+        let tokens = ending.tokens;
         // A chunk without text repeats no log probabilities, unless tokens are left to report.
         let logprobs = if tokens.is_empty() {
             Value::Null
         } else {
             self.logprobs(tokens, offset)
         };
-        let reason = finish.reason();
+        let reason = ending.finish.reason(ending.calls);
         self.chunk(match self.route {
             Route::Chat => json!({
                 "index": choice, "delta": {}, "logprobs": logprobs, "finish_reason": reason,

@@ -8,46 +8,39 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
-use rootstock::hints::{self, Compat, ParsedHints};
+use rootstock::hints::ParsedHints;
 use rootstock::radix::Token;
 use serde_json::Value;
 
 use crate::app::App;
-use crate::engine_port::{Job, Prompt};
-use crate::http::api_error::{ApiError, ErrorKind, json_response};
+use crate::chat::stream::{self, StreamParts};
+use crate::chat::work::{Work, read_hints};
+use crate::engine_port::Prompt;
+use crate::http::answer::{answer, read_apart};
+use crate::http::api_error::{ApiError, json_response};
 use crate::http::body::read_json;
-use crate::http::lifecycle::{LiveRequest, draining};
+use crate::http::lifecycle::LiveRequest;
 use crate::http::listener::HangUp;
 use crate::openai::ask::{Ask, CHOICES_MAX, TOP_LOGPROBS_MAX, read_token};
 use crate::openai::fields::{Fields, wrong_type};
-use crate::openai::generation::{Finish, Generation, Part, PromptJobs};
+use crate::openai::generation::{Generation, Part};
 use crate::openai::messages;
 use crate::openai::reply::{Answer, Reply, Route};
 use crate::openai::reply_nvext::NvextWish;
-use crate::openai::stream::{self, StreamParts};
+use crate::openai::stream::Chunks;
 use crate::openai::turn::Turn;
+use crate::tools::speech::{Rules, Said};
 
 /// `POST /v1/chat/completions`.
 pub async fn chat(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    answer(app, request, Route::Chat).await
+    let work = try_answer(&app, request, Route::Chat);
+    answer(&app, Route::Chat.as_str(), work, ApiError::response).await
 }
 
 /// `POST /v1/completions`.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    answer(app, request, Route::Completion).await
-}
-
-async fn answer(app: Arc<App>, request: Request, route: Route) -> Response<Body> {
-    let answered = tokio::select! {
-        biased;
-        answered = try_answer(&app, request, route) => answered,
-        // Whatever it waits for: a body, a seat, the answer.
-        () = app.life.expired() => Err(draining()),
-    };
-    let response = answered.unwrap_or_else(|error| error.response());
-    app.metrics
-        .responded(route.as_str(), response.status().as_u16());
-    response
+    let work = try_answer(&app, request, Route::Completion);
+    answer(&app, Route::Completion.as_str(), work, ApiError::response).await
 }
 
 async fn try_answer(
@@ -60,26 +53,18 @@ async fn try_answer(
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.limits).await?;
     let hang_up = head.extensions.get::<HangUp>().cloned();
-    // Templates and tokenizers take their time on long prompts.
     let read = {
         let app = Arc::clone(app);
         move || Order::read(&app, route, &body, &head.headers, received_ms)
     };
-    let order = tokio::task::spawn_blocking(read).await.map_err(|_| {
-        ApiError::new(
-            ErrorKind::Failed,
-            "reading the request failed; the server's log says why",
-        )
-    })??;
+    let order = read_apart(read).await?;
     order.run(app, live, hang_up).await
 }
 
 /// A request, read and checked in full.
 struct Order {
     route: Route,
-    ask: Ask,
-    parsed: ParsedHints,
-    prompts: Vec<Prompt>,
+    work: Work,
     wish: NvextWish,
     /// Each prompt's text, to stand before its answers.
     echo: Vec<String>,
@@ -96,46 +81,47 @@ impl Order {
         let fields = Fields::root(body)?;
         let vocab = app.engine.card().vocab;
         let mut ask = Ask::read(&fields, vocab)?;
-        let parsed = read_hints(app.compat, body, headers);
-        app.metrics.ignored(parsed.hints.ignored.len());
+        let parsed = read_hints(app, body, headers);
         if parsed.generation.greedy {
             ask.sampling.temperature = 0.0;
         }
-        let (mut prompts, mut echo) = (Vec::new(), Vec::new());
-        match route {
+        let mut echo = Vec::new();
+        let mut work = match route {
             Route::Chat => {
                 ask.sampling.logprobs = read_chat_logprobs(&fields)?;
-                prompts.push(read_chat_prompt(app, &fields, &parsed)?);
+                read_chat(app, &fields, ask, parsed)?
             }
             Route::Completion => {
                 ask.sampling.logprobs = read_logprobs(&fields)?;
                 ask.max_tokens = ask.max_tokens.or(Some(16.max(ask.min_tokens)));
-                prompts = read_prompts(app, &fields, parsed.salt.as_deref())?;
+                let prompts = read_prompts(app, &fields, parsed.salt.as_deref())?;
                 if read_echo(&fields, &ask)? {
                     echo = prompts
                         .iter()
                         .map(|prompt| app.engine.text_of(&prompt.tokens))
                         .collect();
                 }
+                plain_work(ask, parsed, prompts, "prompt")
             }
+        };
+        if let Some(tokens) = usable_token_data(&work.parsed, vocab) {
+            work.prompts = vec![Prompt::of_tokens(tokens)];
         }
-        if let Some(tokens) = usable_token_data(&parsed, vocab) {
-            prompts = vec![Prompt::of_tokens(tokens)];
-        }
-        let choices = u32::try_from(prompts.len())
+        let choices = u32::try_from(work.prompts.len())
             .unwrap_or(u32::MAX)
-            .saturating_mul(ask.n);
+            .saturating_mul(work.ask.n);
         if choices > CHOICES_MAX {
             let message = format!("prompts x n must be at most {CHOICES_MAX}, found {choices}");
             return Err(ApiError::param("n", message));
         }
-        let first = prompts.first().map_or(&[][..], |prompt| &prompt.tokens);
-        let wish = NvextWish::new(&parsed, received_ms, first);
+        let first = work
+            .prompts
+            .first()
+            .map_or(&[][..], |prompt| &prompt.tokens);
+        let wish = NvextWish::new(&work.parsed, received_ms, first);
         Ok(Order {
             route,
-            ask,
-            parsed,
-            prompts,
+            work,
             wish,
             echo,
         })
@@ -147,72 +133,20 @@ impl Order {
         live: LiveRequest,
         hang_up: Option<HangUp>,
     ) -> Result<Response<Body>, ApiError> {
-        let limit = app.engine.card().max_len;
-        let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
-        let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
-        let turn = self.turn(app);
-        let generation = Generation::start(&app.engine, jobs, &app.metrics, live).await?;
+        let generation = self.work.start(app, live).await?;
+        let turn = self.work.turn(&app.engine);
         let reply = self.reply(app);
         let echo = self.echo_by_choice();
-        if self.ask.stream {
+        if self.work.ask.stream {
+            let voice = Chunks::new(reply, self.wish, echo);
             let parts = StreamParts {
-                reply,
-                wish: self.wish,
                 turn,
-                echo,
                 hang_up,
+                signs: app.signs,
             };
-            return Ok(stream::response(generation, parts));
+            return Ok(stream::response(generation, voice, parts));
         }
         whole(generation, &reply, &self.wish, &turn, echo).await
-    }
-
-    /// `n` jobs for one prompt. The first has the caller's seed, the others follow it.
-    fn jobs(&self, prompt: &Prompt, limit: u32) -> Result<PromptJobs, ApiError> {
-        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
-        // What does not fit is cut, not refused: many clients ask for more than any model has.
-        let room = limit
-            .checked_sub(tokens)
-            .filter(|room| *room > 0)
-            .ok_or_else(|| {
-                let kind = ErrorKind::ContextLength;
-                let message = format!(
-                    "the prompt has {tokens} tokens; this model's context of {limit} tokens leaves \
-                 room for at most {}",
-                    limit.saturating_sub(1)
-                );
-                let param = if self.route == Route::Chat {
-                    "messages"
-                } else {
-                    "prompt"
-                };
-                ApiError {
-                    kind,
-                    ..ApiError::param(param, message)
-                }
-            })?;
-        let max_tokens = self.ask.max_tokens.unwrap_or(room).min(room);
-        let mut hints = self.parsed.hints.clone();
-        hints.spans.clone_from(&prompt.spans);
-        let job = Job {
-            tokens: prompt.tokens.clone(),
-            max_tokens,
-            min_tokens: self.ask.min_tokens.min(max_tokens),
-            ignore_eos: self.ask.ignore_eos,
-            stop: self.ask.stop.clone(),
-            stop_tokens: self.ask.stop_tokens.clone(),
-            sampling: self.ask.sampling.clone(),
-            hints,
-            salt: self.parsed.salt.clone(),
-        };
-        let jobs = (0..self.ask.n).map(|index| {
-            let mut job = job.clone();
-            job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
-            job
-        });
-        Ok(PromptJobs {
-            jobs: jobs.collect(),
-        })
     }
 
     fn reply(&self, app: &Arc<App>) -> Reply {
@@ -220,32 +154,23 @@ impl Order {
             Route::Chat => "chatcmpl",
             Route::Completion => "cmpl",
         };
+        let ask = &self.work.ask;
         Reply {
             route: self.route,
             id: app.new_id(prefix),
             created: crate::clock::unix_seconds(),
-            model: self
-                .ask
+            model: ask
                 .model
                 .clone()
                 .unwrap_or_else(|| app.engine.card().name.clone()),
-            include_usage: self.ask.include_usage,
-            logprobs: self.ask.sampling.logprobs.is_some(),
+            include_usage: ask.include_usage,
+            logprobs: ask.sampling.logprobs.is_some(),
             engine: Arc::clone(&app.engine),
         }
     }
 
-    fn turn(&self, app: &Arc<App>) -> Turn {
-        let n = usize::try_from(self.ask.n).unwrap_or(1);
-        let places = self
-            .prompts
-            .iter()
-            .flat_map(|prompt| std::iter::repeat_n(prompt.end, n));
-        Turn::new(&app.engine, places.collect())
-    }
-
     fn echo_by_choice(&self) -> Vec<String> {
-        let n = usize::try_from(self.ask.n).unwrap_or(1);
+        let n = usize::try_from(self.work.ask.n).unwrap_or(1);
         self.echo
             .iter()
             .flat_map(|text| std::iter::repeat_n(text.clone(), n))
@@ -261,30 +186,34 @@ async fn whole(
     turn: &Turn,
     echo: Vec<String>,
 ) -> Result<Response<Body>, ApiError> {
-    let blank = Answer {
-        text: String::new(),
-        tokens: Vec::new(),
-        finish: Finish::Length,
-    };
-    let mut answers = vec![blank; generation.len()];
+    let mut answers = vec![Answer::default(); generation.len()];
     while let Some(part) = generation.next().await {
-        let (choice, text, tokens, finish) = match part? {
+        let (choice, said, tokens, finish) = match part? {
             Part::Started { .. } => continue,
-            Part::Text {
+            Part::Said {
                 choice,
-                text,
+                said,
                 tokens,
-            } => (choice, text, tokens, None),
+            } => (choice, Some(said), tokens, None),
             Part::End {
                 choice,
                 finish,
                 tokens,
-            } => (choice, String::new(), tokens, Some(finish)),
+                ..
+            } => (choice, None, tokens, Some(finish)),
         };
         let Some(answer) = answers.get_mut(choice) else {
             continue;
         };
-        answer.text.push_str(&text);
+        match said {
+            Some(Said::Text(text)) => answer.text.push_str(&text),
+            Some(Said::Thought(text)) => answer.thoughts.push_str(&text),
+            Some(Said::Call(call)) => {
+                let id = generation.call_id(choice, answer.calls.len());
+                answer.calls.push((format!("call_{id}"), call));
+            }
+            None => {}
+        }
         answer.tokens.extend(tokens);
         if let Some(finish) = finish {
             answer.finish = finish;
@@ -303,42 +232,40 @@ async fn whole(
     ))
 }
 
-fn read_hints(compat: Compat, body: &Value, headers: &HeaderMap) -> ParsedHints {
-    let pairs: Vec<(&str, &str)> = headers
-        .iter()
-        .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)))
-        .collect();
-    let nvext = body.get("nvext").unwrap_or(&Value::Null);
-    hints::parse_as(compat, nvext, body, &pairs)
+/// Prompts whose answers are the text as it comes.
+fn plain_work(
+    ask: Ask,
+    parsed: ParsedHints,
+    prompts: Vec<Prompt>,
+    prompt_field: &'static str,
+) -> Work {
+    Work {
+        ask,
+        parsed,
+        prompts,
+        rules: Rules::default(),
+        grammar: None,
+        prompt_field,
+    }
 }
 
-fn read_chat_prompt(
+fn read_chat(
     app: &App,
     fields: &Fields<'_>,
-    parsed: &ParsedHints,
-) -> Result<Prompt, ApiError> {
-    messages::check_supported(fields)?;
-    let messages = messages::read_messages(fields)?;
-    let tools = messages::read_tools(fields)?;
+    ask: Ask,
+    parsed: ParsedHints,
+) -> Result<Work, ApiError> {
+    let talk = messages::read(fields)?;
     if parsed.generation.raw_prompt {
-        let texts = messages.as_array().into_iter().flatten();
+        let texts = talk.messages.iter();
         let text: String = texts
             .filter_map(|message| message["content"].as_str())
             .collect();
         let prompt = app.engine.text_prompt(&text, parsed.salt.as_deref());
-        return prompt.map_err(|error| error.of("messages"));
+        let prompt = prompt.map_err(|error| error.of("messages"))?;
+        return Ok(plain_work(ask, parsed, vec![prompt], "messages"));
     }
-    let mut extra = None;
-    for key in ["chat_template_kwargs", "chat_template_args"] {
-        match fields.get(key) {
-            Some(value @ Value::Object(_)) => extra = Some(value),
-            Some(other) => return Err(wrong_type(key, "an object", other)),
-            None => {}
-        }
-    }
-    app.engine
-        .chat_prompt(&messages, tools.as_ref(), extra, parsed.salt.as_deref())
-        .map_err(|error| error.of("messages"))
+    Work::of_talk(&app.engine, ask, parsed, &talk, "messages")
 }
 
 /// `logprobs: true`, with `top_logprobs` alternatives.

@@ -1,162 +1,127 @@
-//! A [`Generation`] as server-sent events.
-//!
-//! One failure after the 200 becomes one error event; then the body ends and the connection is
-//! closed. While nothing is ready, comments keep the connection alive.
+//! Chat and text completions as events: one chunk a piece of text, `[DONE]` at the end.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::body::Bytes;
 use serde_json::Value;
 
+use crate::chat::stream::{Out, Signs, Voice};
 use crate::http::api_error::ApiError;
-use crate::http::listener::HangUp;
 use crate::http::sse;
 use crate::openai::generation::{Generation, Part};
-use crate::openai::reply::Reply;
+use crate::openai::reply::{Ending, Piece, Reply};
 use crate::openai::reply_nvext::NvextWish;
-use crate::openai::turn::Turn;
+use crate::tools::speech::Said;
 
-const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
-
-/// What a stream needs beside the generation.
+/// The voice of `/v1/chat/completions` and `/v1/completions`.
 #[derive(Debug)]
-pub struct StreamParts {
-    /// The pieces that all chunks repeat.
-    pub reply: Reply,
-    /// What the caller wants to see under `nvext`.
-    pub wish: NvextWish,
-    /// Where to remember the answers.
-    pub turn: Turn,
+pub struct Chunks {
+    reply: Reply,
+    wish: NvextWish,
     /// Text that stands before each answer (`echo`), by choice.
-    pub echo: Vec<String>,
-    /// Closes the connection after an error event.
-    pub hang_up: Option<HangUp>,
-}
-
-/// The response of a stream; the first events are sent before the first token is there.
-pub fn response(generation: Generation, parts: StreamParts) -> Response<Body> {
-    let events = Events::new(generation, parts);
-    let bytes = futures_util::stream::unfold(events, |mut events| async move {
-        let bytes = events.next().await?;
-        Some((Ok::<Bytes, Infallible>(bytes), events))
-    });
-    let mut response = Response::new(Body::from_stream(bytes));
-    let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream"),
-    );
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
-}
-
-struct Events {
-    // None once the last event is queued: the engine's side is closed before the client's.
-    generation: Option<Generation>,
-    parts: StreamParts,
-    queue: VecDeque<Bytes>,
+    echo: Vec<String>,
     /// Characters sent so far, by choice.
     sent: Vec<usize>,
+    /// Calls sent so far, by choice.
+    calls: Vec<usize>,
 }
 
-impl Events {
-    fn new(generation: Generation, parts: StreamParts) -> Events {
-        let mut queue = VecDeque::new();
+impl Chunks {
+    /// A voice for this answer.
+    pub fn new(reply: Reply, wish: NvextWish, echo: Vec<String>) -> Chunks {
+        Chunks {
+            reply,
+            wish,
+            echo,
+            sent: Vec::new(),
+            calls: Vec::new(),
+        }
+    }
+}
+
+impl Voice for Chunks {
+    fn open(&mut self, generation: &Generation, out: &mut Out) {
+        self.sent = vec![0; generation.len()];
+        self.calls = vec![0; generation.len()];
         for choice in 0..generation.len() {
-            if let Some(opening) = parts.reply.opening(choice) {
-                queue.push_back(sse::event(&opening));
+            if let Some(opening) = self.reply.opening(choice) {
+                out.push_back(sse::event(&opening));
             }
-            if let Some(echo) = parts.echo.get(choice).filter(|echo| !echo.is_empty()) {
-                queue.push_back(sse::event(&parts.reply.text(choice, echo, &[], 0)));
-            }
-        }
-        let sent = vec![0; generation.len()];
-        Events {
-            generation: Some(generation),
-            parts,
-            queue,
-            sent,
-        }
-    }
-
-    async fn next(&mut self) -> Option<Bytes> {
-        loop {
-            if let Some(bytes) = self.queue.pop_front() {
-                return Some(bytes);
-            }
-            let generation = self.generation.as_mut()?;
-            match tokio::time::timeout(KEEP_ALIVE_EVERY, generation.next()).await {
-                Err(_) => return Some(Bytes::from_static(sse::KEEP_ALIVE.as_bytes())),
-                Ok(Some(Ok(part))) => self.part(part),
-                Ok(Some(Err(error))) => self.fail(&error),
-                Ok(None) => self.done(),
+            if let Some(echo) = self.echo.get(choice).filter(|echo| !echo.is_empty()) {
+                out.push_back(sse::event(&self.reply.text(choice, echo, &[], 0)));
             }
         }
     }
 
-    fn part(&mut self, part: Part) {
-        let Some(generation) = &self.generation else {
-            return;
-        };
-        let StreamParts { reply, wish, .. } = &self.parts;
+    fn part(&mut self, part: Part, generation: &Generation, out: &mut Out) {
         match part {
             Part::Started { .. } => {}
-            Part::Text {
+            Part::Said {
                 choice,
-                text,
+                said,
                 tokens,
             } => {
-                let Some(sent) = self.sent.get_mut(choice) else {
+                let (Some(sent), Some(calls)) =
+                    (self.sent.get_mut(choice), self.calls.get_mut(choice))
+                else {
                     return;
                 };
                 let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-                let mut chunk = reply.text(choice, &text, &tokens, *sent);
-                *sent += text.chars().count();
-                add_nvext(&mut chunk, wish.of_text(&ids));
-                self.queue.push_back(sse::event(&chunk));
+                let mut chunk = match &said {
+                    Said::Text(text) => {
+                        let chunk = self.reply.text(choice, text, &tokens, *sent);
+                        *sent += text.chars().count();
+                        chunk
+                    }
+                    Said::Thought(text) => self.reply.piece(choice, Piece::Thought(text), &tokens),
+                    Said::Call(call) => {
+                        let id = format!("call_{}", generation.call_id(choice, *calls));
+                        let piece = Piece::Call(*calls, &id, call);
+                        *calls += 1;
+                        self.reply.piece(choice, piece, &tokens)
+                    }
+                };
+                add_nvext(&mut chunk, self.wish.of_text(&ids));
+                out.push_back(sse::event(&chunk));
             }
             Part::End {
                 choice,
                 finish,
+                calls,
                 tokens,
             } => {
                 let Some(sent) = self.sent.get(choice) else {
                     return;
                 };
                 let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-                let mut chunk = reply.ending(choice, &finish, &tokens, *sent);
-                add_nvext(
-                    &mut chunk,
-                    wish.of_end(&finish, &ids, generation.usage(choice)),
-                );
-                self.queue.push_back(sse::event(&chunk));
-                self.parts.turn.remember(choice, generation.ids(choice));
+                let ending = Ending {
+                    finish: &finish,
+                    calls,
+                    tokens: &tokens,
+                };
+                let mut chunk = self.reply.ending(choice, &ending, *sent);
+                let usage = generation.usage(choice);
+                add_nvext(&mut chunk, self.wish.of_end(&finish, &ids, usage));
+                out.push_back(sse::event(&chunk));
             }
         }
     }
 
-    fn done(&mut self) {
-        let Some(generation) = self.generation.take() else {
-            return;
-        };
-        if self.parts.reply.include_usage {
-            let chunk = self.parts.reply.usage_chunk(generation.totals());
-            self.queue.push_back(sse::event(&chunk));
-        }
-        self.queue
-            .push_back(Bytes::from_static(sse::DONE.as_bytes()));
+    /// A comment: every client measured on these routes takes any byte for life.
+    fn idle(&mut self, _: Duration, _: &Signs, _: &Generation, out: &mut Out) {
+        out.push_back(Bytes::from_static(sse::KEEP_ALIVE.as_bytes()));
     }
 
-    fn fail(&mut self, error: &ApiError) {
-        self.generation = None;
-        self.queue.push_back(sse::event(&error.body()));
-        if let Some(hang_up) = &self.parts.hang_up {
-            hang_up.after_this_answer();
+    fn done(&mut self, generation: &Generation, out: &mut Out) {
+        if self.reply.include_usage {
+            let chunk = self.reply.usage_chunk(generation.totals());
+            out.push_back(sse::event(&chunk));
         }
+        out.push_back(Bytes::from_static(sse::DONE.as_bytes()));
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Out) {
+        out.push_back(sse::event(&error.body()));
     }
 }
 

@@ -1,0 +1,164 @@
+//! From a request that was read in full to its answers in the engine: the same for all APIs.
+
+use std::sync::Arc;
+
+use rootstock::hints::{self, ParsedHints};
+use serde_json::Value;
+
+use axum::http::HeaderMap;
+
+use crate::app::App;
+use crate::chat::conversation::Conversation;
+use crate::engine_port::{Engine, Grammar, Job, Prompt};
+use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::lifecycle::LiveRequest;
+use crate::openai::ask::Ask;
+use crate::openai::generation::{Generation, PromptJobs};
+use crate::openai::turn::Turn;
+use crate::tools::speech::{Rules, Thoughts};
+
+/// What is to be generated.
+#[derive(Debug)]
+pub struct Work {
+    /// How many answers, how long, how drawn.
+    pub ask: Ask,
+    /// What the caller knows.
+    pub parsed: ParsedHints,
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// How answers are read.
+    pub rules: Rules,
+    /// What answers have to be.
+    pub grammar: Option<Grammar>,
+    /// The field of the body that the prompt comes from.
+    pub prompt_field: &'static str,
+}
+
+impl Work {
+    /// A conversation with one prompt.
+    ///
+    /// # Errors
+    /// When it cannot be made into tokens.
+    pub fn of_talk(
+        engine: &Engine,
+        ask: Ask,
+        mut parsed: ParsedHints,
+        talk: &Conversation,
+        prompt_field: &'static str,
+    ) -> Result<Work, ApiError> {
+        let prompt = engine
+            .chat_prompt(talk, parsed.salt.as_deref())
+            .map_err(|error| error.of(prompt_field))?;
+        let grammar = engine.grammar(talk, prompt.is_thinking)?;
+        let marks = talk.marks.iter().zip(&prompt.marks);
+        let pins = marks.map(|(mark, tokens)| (*tokens, mark.ttl));
+        parsed.hints.pins.extend(pins);
+        Ok(Work {
+            rules: rules(engine, talk, &prompt),
+            grammar,
+            ask,
+            parsed,
+            prompts: vec![prompt],
+            prompt_field,
+        })
+    }
+
+    /// Queues all answers.
+    ///
+    /// # Errors
+    /// Whatever refuses the first; nothing runs then.
+    pub async fn start(&self, app: &App, live: LiveRequest) -> Result<Generation, ApiError> {
+        let limit = app.engine.card().max_len;
+        let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
+        let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
+        Generation::start(app, jobs, live).await
+    }
+
+    /// Where the answers are remembered.
+    pub fn turn(&self, engine: &Arc<Engine>) -> Turn {
+        let n = usize::try_from(self.ask.n).unwrap_or(1);
+        let places = self
+            .prompts
+            .iter()
+            .flat_map(|prompt| std::iter::repeat_n(prompt.end, n));
+        Turn::new(engine, places.collect())
+    }
+
+    /// `n` jobs for one prompt. The first has the caller's seed, the others follow it.
+    fn jobs(&self, prompt: &Prompt, limit: u32) -> Result<PromptJobs, ApiError> {
+        let tokens = prompt.len();
+        // What does not fit is cut, not refused: many clients ask for more than any model has.
+        let room = limit
+            .checked_sub(tokens)
+            .filter(|room| *room > 0)
+            .ok_or_else(|| {
+                let message = format!(
+                    "prompt is too long: {tokens} tokens > {} maximum; this model's maximum \
+                     context length is {limit} tokens, prompt and answer together",
+                    limit.saturating_sub(1)
+                );
+                ApiError {
+                    kind: ErrorKind::ContextLength,
+                    ..ApiError::param(self.prompt_field, message)
+                }
+            })?;
+        let max_tokens = self.ask.max_tokens.unwrap_or(room).min(room);
+        let mut hints = self.parsed.hints.clone();
+        hints.spans.clone_from(&prompt.spans);
+        let constrained = self.grammar.is_some();
+        let job = Job {
+            tokens: prompt.tokens.clone(),
+            max_tokens,
+            // A grammar that is at its end has nothing to go on with.
+            min_tokens: if constrained {
+                0
+            } else {
+                self.ask.min_tokens.min(max_tokens)
+            },
+            ignore_eos: self.ask.ignore_eos && !constrained,
+            stop: self.ask.stop.clone(),
+            stop_tokens: self.ask.stop_tokens.clone(),
+            rules: self.rules.clone(),
+            sampling: self.ask.sampling.clone(),
+            grammar: self.grammar.clone(),
+            hints,
+            salt: self.parsed.salt.clone(),
+        };
+        let jobs = (0..self.ask.n).map(|index| {
+            let mut job = job.clone();
+            job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
+            job
+        });
+        Ok(PromptJobs {
+            jobs: jobs.collect(),
+        })
+    }
+}
+
+/// How the answer to a conversation is read.
+fn rules(engine: &Engine, talk: &Conversation, prompt: &Prompt) -> Rules {
+    let style = engine.style();
+    let tools = talk.callable();
+    Rules {
+        calls: (!tools.is_empty()).then_some(style.form),
+        names: tools.iter().map(|tool| tool.name.clone()).collect(),
+        single: talk.single_call,
+        thoughts: match (style.thinks, prompt.is_thinking) {
+            (false, _) => Thoughts::None,
+            (true, false) => Thoughts::Maybe,
+            (true, true) => Thoughts::Open,
+        },
+    }
+}
+
+/// Reads the hints of a request and counts what was not understood.
+pub fn read_hints(app: &App, body: &Value, headers: &HeaderMap) -> ParsedHints {
+    let pairs: Vec<(&str, &str)> = headers
+        .iter()
+        .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)))
+        .collect();
+    let nvext = body.get("nvext").unwrap_or(&Value::Null);
+    let parsed = hints::parse_as(app.compat, nvext, body, &pairs);
+    app.metrics.ignored(parsed.hints.ignored.len());
+    parsed
+}
