@@ -136,6 +136,11 @@ impl PrefixCache {
         Ok(self.namespaces.insert(Some(key.clone()), root))
     }
 
+    /// The name of a namespace, as long as it is known.
+    pub fn namespace_key(&self, ns: NamespaceId) -> Option<&NamespaceKey> {
+        self.namespaces.key_of(ns)
+    }
+
     /// How much of a prefix is cached, for queues and routers. Changes nothing: no split, no
     /// recency, no count.
     pub fn probe(&self, key: Key<'_>, replica: ReplicaId) -> Probe {

@@ -65,6 +65,12 @@ impl Namespaces {
         Some(NamespaceId::new(*slot, entry.generation))
     }
 
+    /// The name of a namespace that still exists and has one.
+    pub(crate) fn key_of(&self, id: NamespaceId) -> Option<&NamespaceKey> {
+        let entry = self.slots.get(id.slot())?.as_ref()?;
+        (entry.generation == id.generation()).then_some(entry.key.as_ref())?
+    }
+
     /// Seed of the hashes below a root.
     pub(crate) fn seed_of(&self, root: u32) -> u64 {
         let entry = self
