@@ -293,6 +293,27 @@ impl ServingCore {
         self.cache.drain_events(out);
     }
 
+    /// Appends events that tell a new consumer what is cached now; see
+    /// [`PrefixCache::dump_events`].
+    pub fn dump_events(&self, out: &mut Vec<KvEvent>) {
+        self.cache.dump_events(out);
+    }
+
+    /// The name of a namespace, as long as it is known.
+    pub fn namespace_key(&self, ns: NamespaceId) -> Option<&NamespaceKey> {
+        self.cache.namespace_key(ns)
+    }
+
+    /// The latest time it was told.
+    pub fn latest(&self) -> Nanos {
+        self.latest
+    }
+
+    /// The cache, to look at.
+    pub fn cache(&self) -> &PrefixCache {
+        &self.cache
+    }
+
     /// Counters of all parts.
     pub fn stats(&self) -> CoreStats {
         CoreStats {

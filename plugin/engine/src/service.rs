@@ -18,10 +18,12 @@ mod config;
 mod core_thread;
 mod deliver;
 mod engine_thread;
+mod kv_teller;
 mod memory;
 mod request;
 mod start;
 mod stats;
+mod visit;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -32,10 +34,11 @@ use rootstock::radix::FlushRefused;
 use rootstock::scheduler::RequestId;
 
 pub use clock::Clock;
-pub use config::{JournalSink, ServiceConfig};
+pub use config::{JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
 pub use stats::{CachedTotals, Finished, Histogram, Stats};
+pub use visit::{EngineGone, Visit};
 
 use crate::constrained::{Grammar, GrammarMasks};
 use core_thread::Message;
@@ -141,6 +144,13 @@ impl Service {
         let sent = self.inner.inbox.send(Message::Flush(reply));
         sent.map_err(|_| FlushError::EngineDead)?;
         Ok(answer.recv().map_err(|_| FlushError::EngineDead)??)
+    }
+
+    /// Has the sink of cache events told all that is cached, in its turn. False: not now, the
+    /// inbox is full, or the service is gone.
+    #[must_use]
+    pub fn tell_all_cached(&self) -> bool {
+        self.inner.inbox.try_send(Message::TellAllCached).is_ok()
     }
 
     /// Refuses new requests from now on, waits for the running ones, and after `patience` aborts

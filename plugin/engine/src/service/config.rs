@@ -5,9 +5,9 @@ use std::io::Write;
 use rootstock::hints::Ceiling;
 use rootstock::journal::JournalLimits;
 use rootstock::memory::{KvDtype, ReplicaId};
-use rootstock::radix::{CacheConfig, PolicyKind};
+use rootstock::radix::{CacheConfig, KvEvent, PolicyKind};
 use rootstock::scheduler::{SchedulePolicy, SchedulerConfig};
-use rootstock::{CoreConfig, Limits};
+use rootstock::{CoreConfig, Limits, ServingCore};
 use rootstock_kernels::Isa;
 
 use super::memory;
@@ -24,6 +24,33 @@ pub struct JournalSink {
 impl std::fmt::Debug for JournalSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JournalSink").finish_non_exhaustive()
+    }
+}
+
+/// News of the cache for a [`KvEventSink`].
+#[derive(Debug)]
+pub enum KvNews<'a> {
+    /// What changed since the last news.
+    Changed(&'a [KvEvent]),
+    /// All that is cached now; it replaces everything told before.
+    Snapshot(&'a [KvEvent]),
+}
+
+/// What hears the news.
+type Listener = dyn FnMut(KvNews<'_>, &ServingCore) + Send;
+
+/// Takes news of the cache.
+pub struct KvEventSink {
+    /// Called on the core thread, so it must neither block nor take long. The core is there to
+    /// look up names of namespaces.
+    pub take: Box<Listener>,
+    /// Events the cache keeps between two calls. Where more come, a snapshot follows.
+    pub max_events: u32,
+}
+
+impl std::fmt::Debug for KvEventSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvEventSink").finish_non_exhaustive()
     }
 }
 
@@ -68,6 +95,8 @@ pub struct ServiceConfig {
     pub ceiling: Ceiling,
     /// Records every input of the core.
     pub journal: Option<JournalSink>,
+    /// Hears what becomes cached and what goes.
+    pub kv_events: Option<KvEventSink>,
     /// Name of the model; None: what the file says.
     pub model_name: Option<String>,
 }
@@ -95,6 +124,7 @@ impl Default for ServiceConfig {
             hash_seed: 0,
             ceiling: Ceiling::default(),
             journal: None,
+            kv_events: None,
             model_name: None,
         }
     }
@@ -170,6 +200,7 @@ impl ServiceConfig {
                 device_pages: vec![pages; replicas],
                 policy: self.policy,
                 hash_seed: self.hash_seed,
+                max_events: self.kv_events.as_ref().map_or(0, |sink| sink.max_events),
                 ..CacheConfig::default()
             },
             scheduler: SchedulerConfig {

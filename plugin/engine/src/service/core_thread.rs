@@ -21,8 +21,10 @@ use super::Shared;
 use super::clock::Clock;
 use super::deliver::Live;
 use super::engine_thread::{Outcome, text};
+use super::kv_teller::KvTeller;
 use super::request::{Event, SubmitError, SubmitMessage, Wish};
 use super::stats::Stats;
+use super::visit::{Visit, Visitor};
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
 const WAITING_TICK: Duration = Duration::from_millis(20);
@@ -38,6 +40,10 @@ pub(super) enum Message {
     Wake,
     /// Empty the cache.
     Flush(flume::Sender<Result<(), FlushRefused>>),
+    /// Somebody wants to see the core.
+    Visit(Visitor),
+    /// Tell the sink of cache events all that is cached.
+    TellAllCached,
     /// Answer when no request is live.
     TellWhenIdle(flume::Sender<()>),
     /// Abort every request.
@@ -76,6 +82,7 @@ pub(super) struct CoreThread {
     /// Events on their way to readers; empty between turns.
     pub(super) outgoing: Vec<(flume::Sender<Event>, Event)>,
     pub(super) when_idle: Vec<flume::Sender<()>>,
+    pub(super) kv_events: Option<KvTeller>,
     /// Work was done since the last idle check.
     pub(super) dirty: bool,
 }
@@ -121,6 +128,9 @@ impl CoreThread {
             self.core.tick(now);
             self.plan(now);
             self.deliver(now);
+            if let Some(teller) = &mut self.kv_events {
+                teller.tell(&mut self.core);
+            }
             if self.is_idle() && !self.when_idle.is_empty() {
                 self.check_idle();
                 self.publish(true);
@@ -165,6 +175,19 @@ impl CoreThread {
             Message::Flush(reply) => {
                 // A caller that is gone needs no answer.
                 let _gone = reply.try_send(self.core.flush(now));
+            }
+            Message::Visit(visitor) => {
+                self.dirty = true;
+                (visitor.0)(Visit {
+                    core: &mut self.core,
+                    namespace: &self.namespace,
+                    now,
+                });
+            }
+            Message::TellAllCached => {
+                if let Some(teller) = &mut self.kv_events {
+                    teller.want_snapshot();
+                }
             }
             Message::TellWhenIdle(waiter) => self.when_idle.push(waiter),
             Message::AbortAll => self.end_all(FinishReason::Aborted, now),

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use super::clock::Clock;
 use super::core_thread::{CoreThread, Port};
 use super::engine_thread::EngineThread;
+use super::kv_teller::KvTeller;
 use super::request::RequestLimits;
 use super::stats::Stats;
 use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
@@ -137,6 +138,7 @@ impl Service {
                 info,
                 limits,
                 namespace,
+                kv_events: config.kv_events.map(KvTeller::new),
             },
         )
     }
@@ -146,6 +148,7 @@ struct Parts {
     info: ModelInfo,
     limits: RequestLimits,
     namespace: NamespaceKey,
+    kv_events: Option<KvTeller>,
 }
 
 fn spawn(
@@ -203,6 +206,7 @@ fn spawn(
         emits: Vec::new(),
         outgoing: Vec::new(),
         when_idle: Vec::new(),
+        kv_events: parts.kv_events,
         dirty: false,
     };
     threads.push(start_thread("rootstock-core", move || core.run())?);
