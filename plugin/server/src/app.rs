@@ -15,6 +15,7 @@ use crate::anthropic::reply::error_response;
 use crate::anthropic::routes as anthropic;
 use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
+use crate::control::{access, actions, flush, stats, tree, why};
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -86,12 +87,16 @@ impl App {
 
     /// As [`App::new`], with other rules.
     pub fn with(engine: Engine, limits: HttpLimits, options: ApiOptions) -> Arc<App> {
+        App::of(engine.publishing(None), limits, options)
+    }
+
+    /// As [`App::with`], for an engine that is shared.
+    pub fn of(engine: Arc<Engine>, limits: HttpLimits, options: ApiOptions) -> Arc<App> {
         let ApiOptions {
             compat,
             strip_preamble,
             signs,
         } = options;
-        let engine = Arc::new(engine);
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
             engine,
@@ -120,12 +125,19 @@ impl App {
 
     /// All routes.
     pub fn router(self: &Arc<App>) -> Router {
+        let control = Router::new()
+            .route("/flush_cache", post(flush::route))
+            .route("/v1/kv/actions", post(actions::route))
+            .route("/v1/kv/stats", get(stats::route))
+            .route("/v1/kv/tree", get(tree::route))
+            .route("/v1/kv/why/{request}", get(why::route))
+            .route_layer(middleware::from_fn(access::from_this_machine));
         Router::new()
+            .merge(control)
             .route("/", get(admin::root))
             .route("/health", get(admin::health))
             .route("/ready", get(admin::ready))
             .route("/metrics", get(admin::metrics))
-            .route("/flush_cache", post(admin::flush))
             .route("/v1/models", get(admin::models))
             .route("/v1/models/{*name}", get(admin::model))
             .route("/v1/chat/completions", post(routes::chat))

@@ -13,6 +13,11 @@ pub(crate) fn unix_millis() -> u64 {
     unix_nanos() / 1_000_000
 }
 
+/// Seconds since 1970, with their fraction.
+pub(crate) fn unix_seconds_exact() -> f64 {
+    unix_nanos() as f64 / 1e9
+}
+
 /// Nanoseconds since 1970; saturates in the year 2554.
 pub(crate) fn unix_nanos() -> u64 {
     #[expect(

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use crate::app::ApiOptions;
+use crate::kv_events::endpoint::Endpoint;
+use crate::kv_events::publisher::Settings;
 use crate::options::{CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
 
 const MIB: u64 = 1 << 20;
@@ -13,6 +15,12 @@ const KV_CAP_MIB: u64 = 8192;
 
 /// Taken when the system does not tell how much memory is free.
 const KV_FALLBACK_MIB: u64 = 1024;
+
+/// Published KV events kept by default.
+const KV_EVENTS_MIB: usize = 64;
+
+/// Says that something is not wanted.
+const OFF: &str = "off";
 
 /// What `serve` runs with. Made by [`Config::new`] only, so every value is in its range.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,8 +66,23 @@ pub struct Config {
     pub isa: IsaName,
     /// Where the journal is written.
     pub journal: Option<PathBuf>,
+    /// Where KV events are published.
+    pub kv_events: Option<KvEventsConfig>,
     /// Limits of the HTTP side.
     pub http: HttpLimits,
+}
+
+/// Where KV events are published, and how much of them is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventsConfig {
+    /// Where new messages are published.
+    pub events: Endpoint,
+    /// Where old ones are to be had; `None` is nowhere.
+    pub replay: Option<Endpoint>,
+    /// First part of each message.
+    pub topic: String,
+    /// Bytes of messages kept.
+    pub buffer_bytes: usize,
 }
 
 /// Limits of the HTTP side.
@@ -139,6 +162,7 @@ impl Config {
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
             journal: options.journal.clone(),
+            kv_events: kv_events(options)?,
             http: HttpLimits {
                 max_connections: options.max_connections.unwrap_or(limits.max_connections),
                 max_body_bytes: options
@@ -150,9 +174,23 @@ impl Config {
         })
     }
 
+    /// What the publisher of KV events is made with, if there is to be one.
+    pub fn publisher_settings(&self) -> Option<Settings> {
+        let kv_events = self.kv_events.clone()?;
+        Some(Settings {
+            events: kv_events.events,
+            replay: kv_events.replay,
+            topic: kv_events.topic,
+            buffer_bytes: kv_events.buffer_bytes,
+            ranks: 1,
+            unix_seconds: crate::clock::unix_seconds_exact,
+        })
+    }
+
     /// The configuration as options again, for `--print-config`: the output is a valid
     /// configuration file. What the model or the machine decides later stays absent.
     pub fn to_options(&self) -> Options {
+        let kv_events = self.kv_events.as_ref();
         Options {
             model: Some(self.model.clone()),
             host: Some(self.host.clone()),
@@ -174,6 +212,13 @@ impl Config {
             threads: self.threads,
             isa: Some(self.isa),
             journal: self.journal.clone(),
+            kv_events: kv_events.map(|kv| kv.events.to_string()),
+            kv_events_replay: kv_events.map(|kv| {
+                let replay = kv.replay.as_ref();
+                replay.map_or_else(|| OFF.to_owned(), Endpoint::to_string)
+            }),
+            kv_events_topic: kv_events.map(|kv| kv.topic.clone()),
+            kv_events_buffer_mib: kv_events.map(|kv| kv.buffer_bytes >> 20),
             max_connections: Some(self.http.max_connections),
             max_body_mib: Some(self.http.max_body_bytes >> 20),
             read_timeout_s: Some(self.http.read_timeout_s),
@@ -189,6 +234,38 @@ fn default_kv_mib(free_memory_bytes: Option<u64>) -> u64 {
         .clamp(1, KV_CAP_MIB)
 }
 
+fn kv_events(options: &Options) -> Result<Option<KvEventsConfig>, ConfigError> {
+    let endpoint = |option, text: &str| {
+        text.parse::<Endpoint>().map_err(|_| ConfigError {
+            option,
+            found: text.to_owned(),
+            wanted: "tcp://HOST:PORT is wanted, for example tcp://127.0.0.1:5557".to_owned(),
+        })
+    };
+    let Some(events) = &options.kv_events else {
+        return match &options.kv_events_replay {
+            Some(text) if text != OFF => Err(ConfigError {
+                option: "kv-events-replay",
+                found: text.clone(),
+                wanted: "it needs --kv-events too".to_owned(),
+            }),
+            Some(_) | None => Ok(None),
+        };
+    };
+    let events = endpoint("kv-events", events)?;
+    let replay = match options.kv_events_replay.as_deref() {
+        None => events.next_port(),
+        Some(OFF) => None,
+        Some(text) => Some(endpoint("kv-events-replay", text)?),
+    };
+    Ok(Some(KvEventsConfig {
+        events,
+        replay,
+        topic: options.kv_events_topic.clone().unwrap_or_default(),
+        buffer_bytes: options.kv_events_buffer_mib.unwrap_or(KV_EVENTS_MIB) << 20,
+    }))
+}
+
 fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("kv-cache-mib", options.kv_cache_mib, 1, 1 << 22)?;
     in_range("page-size", options.page_size, 1, 1024)?;
@@ -201,6 +278,12 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("threads", options.threads, 1, 1024)?;
     in_range("max-connections", options.max_connections, 1, 65536)?;
     in_range("max-body-mib", options.max_body_mib, 1, 1024)?;
+    in_range(
+        "kv-events-buffer-mib",
+        options.kv_events_buffer_mib,
+        1,
+        1 << 16,
+    )?;
     in_range("read-timeout-s", options.read_timeout_s, 1, 86400)?;
     in_range("drain-timeout-s", options.drain_timeout_s, 0, 86400)
 }
@@ -255,10 +338,36 @@ mod tests {
     }
 
     #[test]
+    fn the_replay_socket_follows_the_events_unless_it_is_told_otherwise() {
+        let config = |events: Option<&str>, replay: Option<&str>| {
+            let options = Options {
+                kv_events: events.map(str::to_owned),
+                kv_events_replay: replay.map(str::to_owned),
+                ..Options::default()
+            };
+            Config::new(&options, None)
+        };
+        let replay = |text| {
+            let kv_events = config(Some("tcp://127.0.0.1:5557"), text)
+                .unwrap()
+                .kv_events;
+            kv_events.unwrap().replay.map(|at| at.to_string())
+        };
+        assert_eq!(config(None, None).unwrap().kv_events, None);
+        assert_eq!(replay(None).as_deref(), Some("tcp://127.0.0.1:5558"));
+        assert_eq!(replay(Some("tcp://*:9")).as_deref(), Some("tcp://*:9"));
+        assert_eq!(replay(Some("off")), None);
+        let error = config(Some("5557"), None).unwrap_err().to_string();
+        assert!(error.starts_with("--kv-events is 5557; tcp://"), "{error}");
+        assert!(config(None, Some("tcp://*:9")).is_err());
+    }
+
+    #[test]
     fn the_printed_configuration_gives_the_same_configuration() {
         let options = Options {
             port: Some(9),
             threads: Some(2),
+            kv_events: Some("tcp://[::1]:5557".into()),
             ..Options::default()
         };
         let config = Config::new(&options, Some(1 << 31)).unwrap();

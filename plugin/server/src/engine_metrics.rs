@@ -10,12 +10,21 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use rootstock::memory::TierId;
 use rootstock_engine::service::{Histogram, Stats};
 
+use crate::kv_events::publisher::PublisherState;
+
 /// Writes all of it.
 ///
 /// # Errors
 /// When the text cannot be written.
-pub(crate) fn encode(mut to: DescriptorEncoder<'_>, stats: &Stats) -> Result<(), fmt::Error> {
+pub(crate) fn encode(
+    mut to: DescriptorEncoder<'_>,
+    stats: &Stats,
+    publisher: Option<&PublisherState>,
+) -> Result<(), fmt::Error> {
     let to = &mut to;
+    if let Some(publisher) = publisher {
+        kv_events(to, publisher)?;
+    }
     counter(to, "steps", "Steps computed", stats.steps)?;
     counter(
         to,
@@ -64,6 +73,26 @@ pub(crate) fn encode(mut to: DescriptorEncoder<'_>, stats: &Stats) -> Result<(),
         sum(|stats| stats.running.into()),
     )?;
     pages(to, core)
+}
+
+fn kv_events(to: &mut DescriptorEncoder<'_>, state: &PublisherState) -> Result<(), fmt::Error> {
+    counter(to, "kv_events", "KV events published", state.events)?;
+    let messages = state.ring.next - state.incarnation;
+    counter(to, "kv_event_messages", "Messages of KV events", messages)?;
+    let help = "Messages of KV events that slow subscribers missed";
+    counter(to, "kv_event_messages_missed", help, state.skipped)?;
+    let help = "Requests for old messages of KV events";
+    counter(to, "kv_event_replays", help, state.replays)?;
+    let help = "Times that all cached pages were announced again";
+    counter(to, "kv_event_snapshots", help, state.accounts)?;
+    gauge(
+        to,
+        "kv_event_subscribers",
+        "Subscribers to KV events",
+        state.subscribers,
+    )?;
+    let help = "Bytes of KV events kept for replay";
+    gauge(to, "kv_event_bytes", help, state.ring.bytes as u64)
 }
 
 fn pages(to: &mut DescriptorEncoder<'_>, core: &rootstock::CoreStats) -> Result<(), fmt::Error> {

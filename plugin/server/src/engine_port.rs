@@ -9,12 +9,12 @@ use std::sync::{Arc, OnceLock};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use rootstock::radix::{Hints, TenantId, Token};
+use rootstock::radix::{Hints, NamespaceKey, TenantId, Token};
 use rootstock::scheduler::SamplingParams;
 use rootstock_engine::constrained::{GrammarError, GrammarMaker};
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::history::History;
-use rootstock_engine::service::{FlushError, Service, Submission, SubmitError};
+use rootstock_engine::service::{FlushError, Service, Submission, SubmitError, Visit};
 use rootstock_engine::template::{ChatTemplate, TemplateError};
 use rootstock_engine::text;
 use rootstock_engine::tokenizer::{Tokenizer, TokenizerError};
@@ -24,14 +24,20 @@ pub use rootstock_engine::constrained::Grammar;
 pub use rootstock_engine::history::AnswerPlace;
 pub use rootstock_engine::service::Event;
 
+use crate::control::sessions::Sessions;
+use crate::control::why::{Asked, Finding, Memory};
 use crate::engine_metrics;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::draining;
+use crate::kv_events::publisher::Publisher;
 use crate::tools::speech::Rules;
 use crate::tools::style::{MARKERS, Style};
 
 /// Bytes of emitted tokens kept for later turns: some 10 million tokens.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
+/// Sessions whose last prompt is kept, and tokens of all of those.
+const SESSIONS_MAX: usize = 4096;
+const SESSION_TOKENS_MAX: usize = 8 << 20;
 
 /// What clients are told about the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +89,9 @@ pub struct Engine {
     grammar_maker: OnceLock<Result<GrammarMaker, GrammarError>>,
     history: History,
     card: Card,
+    kv_events: Option<Publisher>,
+    sessions: Sessions,
+    memory: Arc<Memory>,
 }
 
 impl fmt::Debug for Engine {
@@ -142,7 +151,42 @@ impl Engine {
             grammar_maker: OnceLock::new(),
             history,
             card,
+            kv_events: None,
+            sessions: Sessions::new(SESSIONS_MAX, SESSION_TOKENS_MAX),
+            memory: Arc::default(),
         })
+    }
+
+    /// Keeps the publisher that the service feeds, and asks for full accounts on its behalf.
+    #[must_use]
+    pub fn publishing(self, kv_events: Option<Publisher>) -> Arc<Engine> {
+        let engine = Arc::new(Engine { kv_events, ..self });
+        if let Some(publisher) = &engine.kv_events {
+            let weak = Arc::downgrade(&engine);
+            publisher.spawn_accounts(move || Some(weak.upgrade()?.service.tell_all_cached()));
+        }
+        engine
+    }
+
+    /// Explains misses with what `memory` hears of the service.
+    #[must_use]
+    pub fn remembering(self, memory: Arc<Memory>) -> Engine {
+        Engine { memory, ..self }
+    }
+
+    /// What explains misses.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The last prompts of sessions.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// The publisher of cache events.
+    pub fn kv_events(&self) -> Option<&Publisher> {
+        self.kv_events.as_ref()
     }
 
     /// What clients are told about the model.
@@ -185,6 +229,11 @@ impl Engine {
     /// Whatever refuses it; nothing is kept of it then.
     pub async fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
         let stop_tokens = self.stop_tokens(&job);
+        if let Some(session) = &job.hints.program {
+            self.sessions
+                .note(job.salt.as_deref(), session, &job.tokens);
+        }
+        let why = self.why(&job).await;
         let submission = Submission {
             min_tokens: job.min_tokens,
             stop_tokens,
@@ -200,7 +249,27 @@ impl Engine {
             .submit_async(submission)
             .await
             .map_err(refusal)?;
-        Ok(Ticket(ticket))
+        Ok(Ticket { ticket, why })
+    }
+
+    /// What of the prompt is cached now, and why not more.
+    async fn why(&self, job: &Job) -> Option<Finding> {
+        let (tokens, spans) = (job.tokens.clone(), job.hints.spans.clone());
+        let (salt, memory) = (job.salt.clone(), Arc::clone(&self.memory));
+        let look = move |at: Visit<'_>| {
+            let name = NamespaceKey {
+                salt,
+                ..at.namespace.clone()
+            };
+            let asked = Asked {
+                ns: at.core.namespace(&name).ok()?,
+                tokens: &tokens,
+                spans: &spans,
+            };
+            let page_tokens = at.core.config().cache.page_tokens;
+            Some(memory.find(at.core.cache(), asked, page_tokens, at.now))
+        };
+        self.service.visit(look).await.ok().flatten()
     }
 
     /// `ignore_eos` is about the model's own end tokens, not about the caller's.
@@ -247,19 +316,27 @@ impl Engine {
 
 /// An answer in the engine. Dropping it stops the work.
 #[derive(Debug)]
-pub struct Ticket(rootstock_engine::service::Ticket);
+pub struct Ticket {
+    ticket: rootstock_engine::service::Ticket,
+    why: Option<Finding>,
+}
 
 impl Ticket {
     /// The events of the answer.
     pub fn events(&self) -> flume::Receiver<Event> {
-        self.0.events.clone()
+        self.ticket.events.clone()
+    }
+
+    /// What was found of its prompt in the cache, and why not more.
+    pub fn why(&self) -> Option<&Finding> {
+        self.why.as_ref()
     }
 
     /// Lets go of an answer that has ended here. When a stop string ended it, the engine learns
     /// that it ended well: what was computed stays in the cache.
     pub fn close(self, by_stop_string: bool) {
         if by_stop_string {
-            self.0.finish();
+            self.ticket.finish();
         }
     }
 }
@@ -328,11 +405,12 @@ impl EngineCollector {
 
 impl Collector for EngineCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        engine_metrics::encode(encoder, &self.0.service.stats())
+        let publisher = self.0.kv_events.as_ref().map(Publisher::state);
+        engine_metrics::encode(encoder, &self.0.service.stats(), publisher.as_ref())
     }
 }
 
-fn engine_dead() -> ApiError {
+pub(crate) fn engine_dead() -> ApiError {
     ApiError::new(
         ErrorKind::EngineDead,
         "the engine has stopped; restart the server",

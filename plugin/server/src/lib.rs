@@ -69,6 +69,28 @@ pub mod tools {
     pub mod style;
 }
 
+/// Routes that look into the cache and steer it.
+pub mod control {
+    pub mod access;
+    pub mod actions;
+    pub mod envelope;
+    pub mod flush;
+    pub mod sessions;
+    pub mod stats;
+    pub mod tree;
+    pub mod why;
+}
+
+/// KV events over ZeroMQ, for routers that want to know what is cached here.
+pub mod kv_events {
+    pub mod endpoint;
+    pub mod publisher;
+    pub mod ring;
+    mod sockets;
+    mod wire;
+    mod zmtp;
+}
+
 /// OpenAI's API.
 pub mod openai {
     pub mod ask;

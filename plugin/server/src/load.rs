@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use rootstock::ServingCore;
 use rootstock::journal::JournalLimits;
 use rootstock::memory::KvDtype;
 use rootstock::radix::PolicyKind;
@@ -15,12 +16,17 @@ use rootstock_engine::error::EngineError;
 use rootstock_engine::gguf::{Gguf, GgufError};
 use rootstock_engine::kernels::{Isa, KernelError};
 use rootstock_engine::model_source::{ModelSource, ModelSpec, SourceError};
-use rootstock_engine::service::{JournalSink, Service, ServiceConfig};
+use rootstock_engine::service::{JournalSink, KvEventSink, KvNews, Service, ServiceConfig};
 
 use crate::config::Config;
+use crate::control::why::Memory;
 use crate::engine_port::{Engine, TextError};
+use crate::kv_events::publisher::{Feed, Publisher};
 use crate::options::{EvictionName, KvDtypeName, ScheduleName};
 use crate::progress::ProgressLine;
+
+/// Cache events between two turns of the core thread, at most.
+const KV_EVENTS_MAX: u32 = 1 << 16;
 
 /// A model that is ready to serve.
 #[derive(Debug)]
@@ -84,6 +90,7 @@ pub enum LoadError {
 #[derive(Debug)]
 pub struct Loader {
     config: Config,
+    feed: Option<Feed>,
     spec: ModelSpec,
     source: ModelSource,
 }
@@ -106,9 +113,17 @@ impl Loader {
         };
         Ok(Loader {
             config,
+            feed: None,
             spec,
             source,
         })
+    }
+
+    /// Tells the publisher what becomes cached and what goes.
+    #[must_use]
+    pub fn feeding(self, publisher: Option<&Publisher>) -> Loader {
+        let feed = publisher.map(Publisher::feed);
+        Loader { feed, ..self }
     }
 
     /// Set it, and a download in progress ends and cleans up.
@@ -123,6 +138,7 @@ impl Loader {
     pub fn load(self) -> Result<Loaded, LoadError> {
         let Loader {
             config,
+            feed,
             spec,
             source,
         } = self;
@@ -139,21 +155,56 @@ impl Loader {
             })?;
         drop(line);
         let _line = ProgressLine::new("loading the model");
-        start(&model.path, &config, isa)
+        start(&model.path, &config, isa, feed)
     }
 }
 
-fn start(path: &Path, config: &Config, isa: Isa) -> Result<Loaded, LoadError> {
+/// A sink that publishes what it is told, if there is a feed, and remembers what went.
+pub fn sink(feed: Option<Feed>, memory: Arc<Memory>) -> KvEventSink {
+    let mut evicted_before = 0;
+    let take = move |news: KvNews<'_>, core: &ServingCore| {
+        let tiers = core.cache().stats().tiers;
+        let evicted = tiers.iter().map(|tier| tier.evicted_pages).sum::<u64>();
+        let dropped_only = evicted == evicted_before;
+        evicted_before = evicted;
+        let name = |ns| core.namespace_key(ns);
+        match news {
+            KvNews::Changed(events) => {
+                memory.hear(events, dropped_only, core.latest());
+                if let Some(feed) = &feed {
+                    feed.tell_changes(events, name);
+                }
+            }
+            KvNews::Snapshot(events) => {
+                if let Some(feed) = &feed {
+                    feed.tell_all(events, name);
+                }
+            }
+        }
+    };
+    KvEventSink {
+        take: Box::new(take),
+        max_events: KV_EVENTS_MAX,
+    }
+}
+
+fn start(path: &Path, config: &Config, isa: Isa, feed: Option<Feed>) -> Result<Loaded, LoadError> {
     let file = Gguf::open(path).map_err(|source| LoadError::File {
         path: path.to_owned(),
         source,
     })?;
-    let service = Service::start(&file, service_config(config, isa)?)?;
+    let memory: Arc<Memory> = Arc::default();
+    let settings = ServiceConfig {
+        kv_events: Some(sink(feed, Arc::clone(&memory))),
+        ..service_config(config, isa)?
+    };
+    let service = Service::start(&file, settings)?;
     let lines = lines(path, config, isa, &service);
     let engine = Engine::new(service, &file).map_err(|source| LoadError::Text {
         path: path.to_owned(),
         source,
     })?;
+    let engine = engine.remembering(memory);
     Ok(Loaded { engine, lines })
 }
 

@@ -12,6 +12,7 @@ use rootstock_server::app::App;
 use rootstock_server::cli::{Cli, Command, ReplayArgs, ServeArgs};
 use rootstock_server::config::Config;
 use rootstock_server::exact_replay;
+use rootstock_server::kv_events::publisher::Publisher;
 use rootstock_server::load::{Loaded, Loader};
 use rootstock_server::replay;
 use rootstock_server::serve::{self, Bound};
@@ -99,8 +100,12 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let bound = Bound::new(&config.host, config.port).await?;
     let limits = config.http;
     let options = config.api_options();
-    let loaded = load(config, &mut signals).await?;
-    let app = App::with(loaded.engine, limits, options);
+    let publisher = publisher(&config).await?;
+    let mut loaded = load(config, publisher.as_ref(), &mut signals).await?;
+    if let Some(publisher) = &publisher {
+        loaded.lines.push(published(publisher));
+    }
+    let app = App::of(loaded.engine.publishing(publisher), limits, options);
     let listener = bound.listen()?;
     announce(&listener, &loaded.lines)?;
     serve::run(app, listener, signals.first()).await;
@@ -108,8 +113,12 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
 }
 
 /// Loads the model; a signal stops the download and leaves nothing half-done behind.
-async fn load(config: Config, signals: &mut Signals) -> Result<Loaded, Box<dyn Error>> {
-    let loader = Loader::new(config)?;
+async fn load(
+    config: Config,
+    publisher: Option<&Publisher>,
+    signals: &mut Signals,
+) -> Result<Loaded, Box<dyn Error>> {
+    let loader = Loader::new(config)?.feeding(publisher);
     let cancel = loader.cancel_flag();
     let mut loading = tokio::task::spawn_blocking(move || loader.load().map_err(Box::new));
     tokio::select! {
@@ -121,6 +130,28 @@ async fn load(config: Config, signals: &mut Signals) -> Result<Loaded, Box<dyn E
             std::process::exit(INTERRUPTED);
         }
     }
+}
+
+/// The publisher of cache events, if one is wanted.
+async fn publisher(config: &Config) -> Result<Option<Publisher>, Box<dyn Error>> {
+    match config.publisher_settings() {
+        Some(settings) => Ok(Some(Publisher::bind(settings).await?)),
+        None => Ok(None),
+    }
+}
+
+fn published(publisher: &Publisher) -> String {
+    let events = publisher.events_address();
+    let replay = match publisher.replay_address() {
+        Some(address) => format!("replay tcp://{address}"),
+        None => "no replay".to_owned(),
+    };
+    let warning = if events.ip().is_loopback() {
+        ""
+    } else {
+        " (they hold prompts: keep the network private)"
+    };
+    format!("KV events  tcp://{events}, {replay}{warning}")
 }
 
 fn announce(listener: &TcpListener, lines: &[String]) -> io::Result<()> {

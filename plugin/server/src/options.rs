@@ -97,6 +97,18 @@ options! {
     /// Record every input of the core to this file, for `replay --exact`
     #[arg(long, env = "ROOTSTOCK_JOURNAL", value_name = "FILE")]
     journal: PathBuf,
+    /// Publish what becomes cached and what goes, for KV routers [example: tcp://127.0.0.1:5557]
+    #[arg(long, env = "ROOTSTOCK_KV_EVENTS", value_name = "URL")]
+    kv_events: String,
+    /// Where published KV events are to be had again; `off` [default: the port after --kv-events]
+    #[arg(long, env = "ROOTSTOCK_KV_EVENTS_REPLAY", value_name = "URL")]
+    kv_events_replay: String,
+    /// First part of each message of KV events [default: empty]
+    #[arg(long, env = "ROOTSTOCK_KV_EVENTS_TOPIC", value_name = "TOPIC")]
+    kv_events_topic: String,
+    /// MiB of published KV events that are kept [default: 64]
+    #[arg(long, env = "ROOTSTOCK_KV_EVENTS_BUFFER_MIB", value_name = "MIB")]
+    kv_events_buffer_mib: usize,
     /// Connections open at the same time, at most [default: 1024]
     #[arg(long, env = "ROOTSTOCK_MAX_CONNECTIONS", value_name = "COUNT")]
     max_connections: usize,

@@ -12,6 +12,7 @@
 mod anthropic;
 mod broken;
 mod client;
+mod control;
 mod default_model;
 mod drain;
 mod limits;

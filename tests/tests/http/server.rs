@@ -2,14 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::service::{ModelIdentity, Service, ServiceConfig, Stats};
 use rootstock_server::app::App;
 use rootstock_server::config::HttpLimits;
+use rootstock_server::control::why::Memory;
 use rootstock_server::engine_port::Engine;
+use rootstock_server::kv_events::publisher::Feed;
+use rootstock_server::load;
 use rootstock_server::serve::{self, Bound};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -35,6 +38,8 @@ pub(crate) struct ParrotSetup {
     pub(crate) service: ServiceConfig,
     pub(crate) limits: HttpLimits,
     pub(crate) pages: u32,
+    /// Where cache events go.
+    pub(crate) feed: Option<Feed>,
 }
 
 impl Default for ParrotSetup {
@@ -49,6 +54,7 @@ impl Default for ParrotSetup {
                 ..HttpLimits::default()
             },
             pages: 2048,
+            feed: None,
         }
     }
 }
@@ -67,23 +73,27 @@ impl Server {
             context: CONTEXT,
             weight_bytes: 0,
         };
+        let memory: Arc<Memory> = Arc::default();
         let config = ServiceConfig {
             device_pages: Some(setup.pages),
+            kv_events: Some(load::sink(setup.feed, Arc::clone(&memory))),
             ..setup.service
         };
         let service = Service::start_with(config, vec![Box::new(backend)], identity).unwrap();
-        Server::start(service, &file, setup.limits, perch)
+        let engine = Engine::new(service.clone(), &file).unwrap();
+        Server::start(service, engine.remembering(memory), setup.limits, perch)
     }
 
     /// A server over a model file.
     pub(crate) fn model(path: &Path, config: ServiceConfig) -> Server {
         let file = Gguf::open(path).unwrap();
         let service = Service::start(&file, config).unwrap();
-        Server::start(service, &file, HttpLimits::default(), Perch::default())
+        let engine = Engine::new(service.clone(), &file).unwrap();
+        Server::start(service, engine, HttpLimits::default(), Perch::default())
     }
 
-    fn start(service: Service, file: &Gguf, limits: HttpLimits, perch: Perch) -> Server {
-        let app = App::new(Engine::new(service.clone(), file).unwrap(), limits);
+    fn start(service: Service, engine: Engine, limits: HttpLimits, perch: Perch) -> Server {
+        let app = App::new(engine, limits);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -58,8 +58,10 @@ async fn try_messages(app: &Arc<App>, request: Request) -> Result<Response<Body>
     let (work, breakpoints) = read_apart(read).await?;
     let generation = work.start(app, live).await?;
     let turn = work.turn(&app.engine);
+    let id = app.new_id("msg").replacen('-', "_", 1);
+    work.keep_why(app, &generation, &id);
     let message = Message {
-        id: app.new_id("msg").replacen('-', "_", 1),
+        id,
         model: work
             .ask
             .model

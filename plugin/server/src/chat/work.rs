@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 
 use crate::app::App;
 use crate::chat::conversation::Conversation;
+use crate::control::why::Finding;
 use crate::engine_port::{Engine, Grammar, Job, Prompt};
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::LiveRequest;
@@ -72,6 +73,14 @@ impl Work {
         let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
         Generation::start(app, jobs, live).await
+    }
+
+    /// Keeps, by the id of the answer, why not more of the first prompt was cached.
+    pub fn keep_why(&self, app: &App, generation: &Generation, id: &str) -> Option<Finding> {
+        let finding = generation.why()?;
+        let salt = self.parsed.salt.clone();
+        app.engine.memory().keep(id, salt, finding.report());
+        Some(finding)
     }
 
     /// Where the answers are remembered.

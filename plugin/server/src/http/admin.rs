@@ -1,16 +1,15 @@
-//! The routes around generation: models, liveness, readiness, metrics, flushing the cache.
+//! The routes around generation: models, liveness, readiness, metrics.
 
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 use crate::http::lifecycle::Phase;
-use crate::http::listener::Peer;
 use crate::metrics::CONTENT_TYPE;
 
 /// `GET /`: what this is.
@@ -65,20 +64,6 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
         Err(error) => {
             ApiError::new(ErrorKind::Failed, format!("metrics failed: {error}")).response()
         }
-    }
-}
-
-/// `POST /flush_cache`: 200 only when every tier is empty afterwards; 409 with the reason when a
-/// request runs, and then nothing has changed. Only for clients on this machine.
-pub async fn flush(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let peer = request.extensions().get::<Peer>();
-    if !peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback()) {
-        let message = "the cache is flushed from this machine only (127.0.0.1 or ::1)";
-        return ApiError::new(ErrorKind::Forbidden, message).response();
-    }
-    match app.engine.flush().await {
-        Ok(()) => json_response(StatusCode::OK, &json!({"flushed": true})),
-        Err(error) => error.response(),
     }
 }
 

@@ -14,6 +14,7 @@ use rootstock::radix::Token;
 use rootstock::scheduler::{CachedTokens, FinishReason, TokenLogprob, Usage};
 
 use crate::app::App;
+use crate::control::why::Finding;
 use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::{LiveRequest, draining};
@@ -192,6 +193,11 @@ impl Generation {
             }
         }
         Ok(generation)
+    }
+
+    /// What was found of the first prompt in the cache, and why not more.
+    pub fn why(&self) -> Option<Finding> {
+        self.choices.first()?.ticket.as_ref()?.why().cloned()
     }
 
     fn watch(&mut self, ticket: &Ticket) {

@@ -4,6 +4,7 @@
 use rootstock::hints::ParsedHints;
 use serde_json::{Map, Value, json};
 
+use crate::control::why::Finding;
 use crate::openai::generation::{ChoiceUsage, Finish, Generation};
 
 /// Which fields were asked for.
@@ -14,6 +15,9 @@ pub struct NvextWish {
     completion_token_ids: bool,
     prompt_token_ids: bool,
     stop_reason: bool,
+    cache_report: bool,
+    /// Why tokens of the first prompt were not cached.
+    miss: Option<Value>,
     ignored: Option<Vec<String>>,
     received_ms: u64,
     /// The first prompt's tokens, kept only when asked for.
@@ -31,6 +35,8 @@ impl NvextWish {
             completion_token_ids: asked("completion_token_ids"),
             prompt_token_ids: asked("prompt_token_ids"),
             stop_reason: asked("stop_reason") || asked("detailed_finish_reason"),
+            cache_report: asked("cache_report"),
+            miss: None,
             ignored: (asked("ignored_fields") || wants_any && !parsed.hints.ignored.is_empty())
                 .then(|| parsed.hints.ignored.clone()),
             received_ms,
@@ -40,6 +46,11 @@ impl NvextWish {
                 Vec::new()
             },
         }
+    }
+
+    /// Takes what was found of the first prompt in the cache, for the report if it was asked for.
+    pub fn explain(&mut self, finding: &Finding) {
+        self.miss = self.cache_report.then(|| finding.report());
     }
 
     /// The object of a chunk with text: the worker, and the tokens since the last chunk.
@@ -96,10 +107,29 @@ impl NvextWish {
         if self.timing {
             object.insert("timing".into(), timing(self.received_ms, usage));
         }
+        if self.cache_report {
+            let mut report = sources(usage);
+            report.insert("miss".into(), self.miss.clone().unwrap_or_default());
+            object.insert("cache_report".into(), Value::Object(report));
+        }
         if let Some(ignored) = &self.ignored {
             object.insert("ignored_fields".into(), ignored.as_slice().into());
         }
     }
+}
+
+/// Where the tokens of a prompt came from.
+fn sources(usage: ChoiceUsage) -> Map<String, Value> {
+    let cached = usage.cached;
+    let found = cached.device + cached.host + cached.storage;
+    let parts = [
+        ("device_tokens", cached.device),
+        ("host_tokens", cached.host),
+        ("storage_tokens", cached.storage),
+        ("computed_tokens", usage.prompt_tokens.saturating_sub(found)),
+    ];
+    let parts = parts.map(|(name, tokens)| (name.to_owned(), tokens.into()));
+    parts.into_iter().collect()
 }
 
 fn some(object: Map<String, Value>) -> Option<Value> {

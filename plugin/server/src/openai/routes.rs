@@ -137,8 +137,12 @@ impl Order {
         let turn = self.work.turn(&app.engine);
         let reply = self.reply(app);
         let echo = self.echo_by_choice();
+        let mut wish = self.wish;
+        if let Some(finding) = self.work.keep_why(app, &generation, &reply.id) {
+            wish.explain(&finding);
+        }
         if self.work.ask.stream {
-            let voice = Chunks::new(reply, self.wish, echo);
+            let voice = Chunks::new(reply, wish, echo);
             let parts = StreamParts {
                 turn,
                 hang_up,
@@ -146,7 +150,7 @@ impl Order {
             };
             return Ok(stream::response(generation, voice, parts));
         }
-        whole(generation, &reply, &self.wish, &turn, echo).await
+        whole(generation, &reply, &wish, &turn, echo).await
     }
 
     fn reply(&self, app: &Arc<App>) -> Reply {

@@ -76,8 +76,11 @@ async fn try_create(app: &Arc<App>, request: Request) -> Result<Response<Body>, 
         let app = Arc::clone(app);
         move || read_work(&app, &body, &head.headers, received_ms)
     };
-    let (work, ending) = read_apart(read).await?;
+    let (work, mut ending) = read_apart(read).await?;
     let mut generation = work.start(app, live).await?;
+    if let Some(finding) = work.keep_why(app, &generation, &ending.frame.id) {
+        ending.wish.explain(&finding);
+    }
     let turn = work.turn(&app.engine);
     if work.ask.stream {
         let parts = StreamParts {
