@@ -57,8 +57,12 @@ pub struct ModelInfo {
     pub numerics_id: String,
     /// Tokens a page.
     pub page_tokens: u32,
-    /// Usable pages of a replica's device tier.
+    /// Engines over the same weights and the same host tier.
+    pub replicas: u16,
+    /// Usable pages of each replica's device tier.
     pub device_pages: u32,
+    /// Usable pages of the host tier; 0 is no host tier.
+    pub host_pages: u32,
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Bytes of the weights; 0 where a backend was given that has none.

@@ -25,6 +25,7 @@ use tiny::VOCAB;
 fn config(device_pages: u32, max_in_flight: u8) -> ServiceConfig {
     ServiceConfig {
         device_pages: Some(device_pages),
+        host_pages: Some(0),
         page_size: 4,
         threads: Some(2),
         max_in_flight,

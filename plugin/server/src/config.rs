@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use crate::app::ApiOptions;
 use crate::kv_events::endpoint::Endpoint;
 use crate::kv_events::publisher::Settings;
-use crate::options::{CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName};
+use crate::options::{
+    CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName, WriteName,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -32,8 +34,16 @@ pub struct Config {
     pub host: String,
     /// Port to listen on; 0 takes any free one.
     pub port: u16,
-    /// Bytes of the KV cache.
+    /// Bytes of each replica's KV cache.
     pub kv_cache_bytes: u64,
+    /// Bytes of the host tier; `None` is decided once the size of a page is known.
+    pub host_kv_bytes: Option<u64>,
+    /// Share of the host tier that pins may hold.
+    pub pin_budget: f64,
+    /// When KV pages go to the host tier.
+    pub write_policy: WriteName,
+    /// Engines over the same weights.
+    pub replicas: u16,
     /// Tokens of a KV page.
     pub page_tokens: u32,
     /// Element type of the KV cache.
@@ -135,9 +145,10 @@ impl Config {
     pub fn new(options: &Options, free_memory_bytes: Option<u64>) -> Result<Config, ConfigError> {
         check(options)?;
         let limits = HttpLimits::default();
+        let replicas = options.replicas.unwrap_or(1);
         let kv_mib = options
             .kv_cache_mib
-            .unwrap_or_else(|| default_kv_mib(free_memory_bytes));
+            .unwrap_or_else(|| default_kv_mib(free_memory_bytes, replicas));
         Ok(Config {
             model: options.model.clone().unwrap_or_else(|| "auto".to_owned()),
             host: options
@@ -146,6 +157,10 @@ impl Config {
                 .unwrap_or_else(|| "127.0.0.1".to_owned()),
             port: options.port.unwrap_or(8000),
             kv_cache_bytes: kv_mib * MIB,
+            host_kv_bytes: options.host_kv_mib.map(|mib| mib * MIB),
+            pin_budget: options.pin_budget.unwrap_or(0.5),
+            write_policy: options.write_policy.unwrap_or(WriteName::Selective),
+            replicas,
             page_tokens: options.page_size.unwrap_or(16),
             kv_dtype: options.kv_dtype.unwrap_or(KvDtypeName::F16),
             max_running: options.max_running.unwrap_or(64),
@@ -196,6 +211,10 @@ impl Config {
             host: Some(self.host.clone()),
             port: Some(self.port),
             kv_cache_mib: Some(self.kv_cache_bytes / MIB),
+            host_kv_mib: self.host_kv_bytes.map(|bytes| bytes / MIB),
+            pin_budget: Some(self.pin_budget),
+            write_policy: Some(self.write_policy),
+            replicas: Some(self.replicas),
             page_size: Some(self.page_tokens),
             kv_dtype: Some(self.kv_dtype),
             max_running: Some(self.max_running),
@@ -227,11 +246,13 @@ impl Config {
     }
 }
 
-fn default_kv_mib(free_memory_bytes: Option<u64>) -> u64 {
+/// Of one replica.
+fn default_kv_mib(free_memory_bytes: Option<u64>, replicas: u16) -> u64 {
     let share = |free: u64| free / 100 * KV_SHARE_PERCENT / MIB;
-    free_memory_bytes
+    let all = free_memory_bytes
         .map_or(KV_FALLBACK_MIB, share)
-        .clamp(1, KV_CAP_MIB)
+        .min(KV_CAP_MIB);
+    (all / u64::from(replicas.max(1))).max(1)
 }
 
 fn kv_events(options: &Options) -> Result<Option<KvEventsConfig>, ConfigError> {
@@ -268,6 +289,9 @@ fn kv_events(options: &Options) -> Result<Option<KvEventsConfig>, ConfigError> {
 
 fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("kv-cache-mib", options.kv_cache_mib, 1, 1 << 22)?;
+    in_range("host-kv-mib", options.host_kv_mib, 0, 1 << 22)?;
+    in_range("pin-budget", options.pin_budget, 0.0, 1.0)?;
+    in_range("replicas", options.replicas, 1, 64)?;
     in_range("page-size", options.page_size, 1, 1024)?;
     in_range("max-running", options.max_running, 1, 4096)?;
     in_range("max-queue", options.max_queue, 1, 1 << 20)?;

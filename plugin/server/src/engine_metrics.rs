@@ -8,6 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use rootstock::memory::TierId;
+use rootstock::radix::{CacheStats, TierStats};
 use rootstock_engine::service::{Histogram, Stats};
 
 use crate::kv_events::publisher::PublisherState;
@@ -72,7 +73,8 @@ pub(crate) fn encode(
         help,
         sum(|stats| stats.running.into()),
     )?;
-    pages(to, core)
+    tiers(to, &core.cache)?;
+    pins_and_copies(to, &core.cache)
 }
 
 fn kv_events(to: &mut DescriptorEncoder<'_>, state: &PublisherState) -> Result<(), fmt::Error> {
@@ -95,18 +97,39 @@ fn kv_events(to: &mut DescriptorEncoder<'_>, state: &PublisherState) -> Result<(
     gauge(to, "kv_event_bytes", help, state.ring.bytes as u64)
 }
 
-fn pages(to: &mut DescriptorEncoder<'_>, core: &rootstock::CoreStats) -> Result<(), fmt::Error> {
-    let tiers = &core.cache.tiers;
-    let help = "KV pages evicted for room, by tier";
+/// A counter of a tier.
+type TierCounter = (&'static str, &'static str, fn(&TierStats) -> u64);
+
+const TIER_COUNTERS: [TierCounter; 3] = [
+    ("evicted_pages", "KV pages evicted for room", |tier| {
+        tier.evicted_pages
+    }),
+    (
+        "dropped_pages",
+        "KV pages dropped as of no further use",
+        |tier| tier.dropped_pages,
+    ),
+    (
+        "hit_tokens",
+        "Tokens that lookups found in a tier",
+        |tier| tier.hit_tokens,
+    ),
+];
+
+/// Tiers: one label set for all, with `replica` empty where the replicas share the tier.
+fn tiers(to: &mut DescriptorEncoder<'_>, cache: &CacheStats) -> Result<(), fmt::Error> {
     let counter_type = ConstCounter::new(0_u64).metric_type();
-    let mut family = to.encode_descriptor("evicted_pages", help, None, counter_type)?;
-    for tier in tiers {
-        let labels = [("tier", tier_name(tier.tier))];
-        ConstCounter::new(tier.evicted_pages).encode(family.encode_family(&labels)?)?;
+    for (name, help, value) in TIER_COUNTERS {
+        let mut family = to.encode_descriptor(name, help, None, counter_type)?;
+        for tier in &cache.tiers {
+            let replica = replica(tier.tier);
+            let labels = [("tier", tier_name(tier.tier)), ("replica", &replica)];
+            ConstCounter::new(value(tier)).encode(family.encode_family(&labels)?)?;
+        }
     }
     let help = "KV pages by tier and state";
     let mut family = to.encode_descriptor("kv_pages", help, None, MetricType::Gauge)?;
-    for tier in tiers {
+    for tier in &cache.tiers {
         let states = [
             ("free", tier.free),
             ("evictable", tier.evictable),
@@ -114,12 +137,35 @@ fn pages(to: &mut DescriptorEncoder<'_>, core: &rootstock::CoreStats) -> Result<
             ("held", tier.held),
             ("in_transit", tier.in_transit),
         ];
+        let replica = replica(tier.tier);
         for (state, pages) in states {
-            let labels = [("tier", tier_name(tier.tier)), ("state", state)];
+            let tier = ("tier", tier_name(tier.tier));
+            let labels = [tier, ("replica", &replica), ("state", state)];
             ConstGauge::new(i64::from(pages)).encode(family.encode_family(&labels)?)?;
         }
     }
     Ok(())
+}
+
+/// Pins and copies between tiers.
+fn pins_and_copies(to: &mut DescriptorEncoder<'_>, cache: &CacheStats) -> Result<(), fmt::Error> {
+    let help = "Distinct KV pages that pins keep";
+    gauge(to, "pinned_pages", help, cache.pinned_pages.into())?;
+    let help = "Most KV pages that pins may keep";
+    gauge(to, "pin_budget_pages", help, cache.pin_budget_pages.into())?;
+    let help = "Pins that gave way before their time, when nothing else was left";
+    counter(to, "pins_yielded", help, cache.pins_yielded)?;
+    let help = "Copies between tiers that are not acknowledged";
+    gauge(to, "copies_under_way", help, cache.copies_under_way.into())?;
+    let help = "Copies between tiers that failed; their pages count as not copied";
+    counter(to, "copies_failed", help, cache.copies_failed)
+}
+
+fn replica(tier: TierId) -> String {
+    match tier {
+        TierId::Device(replica) => replica.0.to_string(),
+        TierId::Host | TierId::Storage => String::new(),
+    }
 }
 
 fn tier_name(tier: TierId) -> &'static str {

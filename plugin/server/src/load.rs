@@ -10,19 +10,21 @@ use std::sync::atomic::AtomicBool;
 use rootstock::ServingCore;
 use rootstock::journal::JournalLimits;
 use rootstock::memory::KvDtype;
-use rootstock::radix::PolicyKind;
+use rootstock::radix::{PolicyKind, WritePolicy};
 use rootstock::scheduler::SchedulePolicy;
 use rootstock_engine::error::EngineError;
 use rootstock_engine::gguf::{Gguf, GgufError};
 use rootstock_engine::kernels::{Isa, KernelError};
 use rootstock_engine::model_source::{ModelSource, ModelSpec, SourceError};
-use rootstock_engine::service::{JournalSink, KvEventSink, KvNews, Service, ServiceConfig};
+use rootstock_engine::service::{
+    JournalSink, KvEventSink, KvNews, ModelInfo, Service, ServiceConfig,
+};
 
 use crate::config::Config;
 use crate::control::why::Memory;
 use crate::engine_port::{Engine, TextError};
 use crate::kv_events::publisher::{Feed, Publisher};
-use crate::options::{EvictionName, KvDtypeName, ScheduleName};
+use crate::options::{EvictionName, KvDtypeName, ScheduleName, WriteName};
 use crate::progress::ProgressLine;
 
 /// Cache events between two turns of the core thread, at most.
@@ -224,6 +226,14 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
     };
     Ok(ServiceConfig {
         kv_cache_mib: Some(config.kv_cache_bytes >> 20),
+        host_kv_mib: config.host_kv_bytes.map(|bytes| bytes >> 20),
+        pin_budget: config.pin_budget,
+        write_policy: match config.write_policy {
+            WriteName::Through => WritePolicy::Through,
+            WriteName::Selective => WritePolicy::Selective,
+            WriteName::Back => WritePolicy::Back,
+        },
+        replicas: config.replicas,
         page_size: config.page_tokens,
         kv_dtype: match config.kv_dtype {
             KvDtypeName::F32 => KvDtype::F32,
@@ -262,8 +272,6 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
 
 fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<String> {
     let info = service.model_info();
-    let tokens = u64::from(info.device_pages) * u64::from(info.page_tokens);
-    let kv_mib = (u64::from(info.device_pages) * info.page_bytes) >> 20;
     let mut lines = vec![
         format!("rootstock  {}", env!("CARGO_PKG_VERSION")),
         format!(
@@ -274,11 +282,30 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
         ),
         format!("file       {}", path.display()),
         format!(
-            "KV cache   {} pages of {} tokens = {tokens} tokens in {kv_mib} MiB ({:?})",
-            info.device_pages, info.page_tokens, config.kv_dtype
+            "KV cache   {} ({:?})",
+            pages(info, info.device_pages),
+            config.kv_dtype
         ),
-        format!("CPU        {}, {} threads", isa.name(), threads(config)),
     ];
+    lines.push(match info.host_pages {
+        0 => "host tier  none".to_owned(),
+        host => format!(
+            "host tier  {}, pins up to {}",
+            pages(info, host),
+            percent(config.pin_budget)
+        ),
+    });
+    if info.replicas > 1 {
+        lines.push(format!(
+            "replicas   {}, each with its own KV cache",
+            info.replicas
+        ));
+    }
+    lines.push(format!(
+        "CPU        {}, {} threads",
+        isa.name(),
+        threads(config)
+    ));
     if let Some(journal) = &config.journal {
         lines.push(format!(
             "journal    {} (holds prompts: keep it private)",
@@ -286,6 +313,19 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
         ));
     }
     lines
+}
+
+fn pages(info: &ModelInfo, pages: u32) -> String {
+    let tokens = u64::from(pages) * u64::from(info.page_tokens);
+    let mib = (u64::from(pages) * info.page_bytes) >> 20;
+    format!(
+        "{pages} pages of {} tokens = {tokens} tokens in {mib} MiB",
+        info.page_tokens
+    )
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 /// As the engine counts them when none are asked for.

@@ -45,9 +45,23 @@ options! {
     /// Port to listen on; 0 takes any free one [default: 8000]
     #[arg(long, env = "ROOTSTOCK_PORT")]
     port: u16,
-    /// KV cache in MiB [default: 40 % of free memory, at most 8192]
+    /// KV cache of each replica in MiB [default: 40 % of free memory for all, at most 8192]
     #[arg(long, env = "ROOTSTOCK_KV_CACHE_MIB", value_name = "MIB")]
     kv_cache_mib: u64,
+    /// Host tier below the KV cache in MiB, shared by the replicas; 0 is none
+    /// [default: twice the KV caches, at most a quarter of free memory]
+    #[arg(long, env = "ROOTSTOCK_HOST_KV_MIB", value_name = "MIB")]
+    host_kv_mib: u64,
+    /// Share of the host tier that pins may hold (of the KV cache when there is no host tier)
+    /// [default: 0.5]
+    #[arg(long, env = "ROOTSTOCK_PIN_BUDGET", value_name = "SHARE")]
+    pin_budget: f64,
+    /// When KV pages are copied to the host tier [default: selective]
+    #[arg(long, env = "ROOTSTOCK_WRITE_POLICY", value_name = "POLICY")]
+    write_policy: WriteName,
+    /// Engines over the same weights and the same host tier [default: 1]
+    #[arg(long, env = "ROOTSTOCK_REPLICAS", value_name = "COUNT")]
+    replicas: u16,
     /// Tokens of a KV page [default: 16]
     #[arg(long, env = "ROOTSTOCK_PAGE_SIZE", value_name = "TOKENS")]
     page_size: u32,
@@ -202,6 +216,18 @@ pub enum EvictionName {
     Slru,
 }
 
+/// `--write-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WriteName {
+    /// When the request that computed them ends.
+    Through,
+    /// When a request ends that shares them with two others or more.
+    Selective,
+    /// When the KV cache needs the room.
+    Back,
+}
+
 /// `--schedule-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -304,6 +330,7 @@ mod tests {
             }
         }
         same::<EvictionName>();
+        same::<WriteName>();
         same::<ScheduleName>();
         same::<CompatName>();
         same::<KvDtypeName>();

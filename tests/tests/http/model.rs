@@ -92,7 +92,7 @@ fn eight_streams_equal_each_alone(max_in_flight: u8) {
         assert_eq!(together, alone, "stream {index} depends on its company");
     }
     let preemptions = server.metric("rootstock_preemptions_total");
-    let evicted = server.metric("rootstock_evicted_pages_total{tier=\"device\"}");
+    let evicted = server.metric("rootstock_evicted_pages_total{tier=\"device\",replica=\"0\"}");
     println!("in flight {max_in_flight}: {preemptions} preemptions, {evicted} pages evicted");
     assert!(
         preemptions > 0.0 && evicted > 0.0,

@@ -134,3 +134,141 @@ fn page(from: &KvArena, source: PageId, to: &mut KvArena, target: PageId, plan: 
     to.copy_from(target, from, source, plan.layers.clone());
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
+
+    use rootstock::memory::{
+        CopyClass, CopyId, KvDtype, KvLayout, LayoutOrder, LayoutSpec, ReplicaId,
+    };
+
+    use super::*;
+
+    const DEVICE: TierId = TierId::Device(ReplicaId(0));
+
+    fn arena(pages: u32) -> SharedArena {
+        let layout = KvLayout::new(LayoutSpec {
+            order: LayoutOrder::PageFirst,
+            page_tokens: 2,
+            layers: 3,
+            kv_heads: 1,
+            head_dim: 4,
+            dtype: KvDtype::F16,
+        });
+        Arc::new(Mutex::new(KvArena::new(layout.unwrap(), pages).unwrap()))
+    }
+
+    fn fill(arena: &SharedArena, page: u32, byte: u8) {
+        let mut arena = arena.lock().unwrap();
+        arena.page_mut(PageId::new(page)).fill(byte);
+    }
+
+    fn is_filled(arena: &SharedArena, page: u32, byte: u8) -> bool {
+        let arena = arena.lock().unwrap();
+        arena
+            .page(PageId::new(page))
+            .iter()
+            .all(|&found| found == byte)
+    }
+
+    fn plan(id: u64, from: (TierId, &[u32]), to: (TierId, &[u32])) -> CopyPlan {
+        let pages = |ids: &[u32]| ids.iter().map(|&id| PageId::new(id)).collect();
+        CopyPlan {
+            id: CopyId(id),
+            from: (from.0, pages(from.1)),
+            to: (to.0, pages(to.1)),
+            layers: 0..3,
+            class: CopyClass::Demote,
+            deadline: None,
+        }
+    }
+
+    /// Submits one plan and gives its acknowledgement.
+    fn run(copies: &mut ArenaCopies, plan: CopyPlan) -> CopyDone {
+        copies.submit(plan).unwrap();
+        let mut done = Vec::new();
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while done.is_empty() && Instant::now() < give_up {
+            copies.poll(&mut done);
+            std::thread::yield_now();
+        }
+        assert_eq!(done.len(), 1, "one acknowledgement a plan");
+        done.remove(0)
+    }
+
+    #[test]
+    fn pages_go_down_and_come_back_up_elsewhere() {
+        let (device, host) = (arena(8), arena(4));
+        fill(&device, 3, 33);
+        fill(&device, 7, 77);
+        let mut copies =
+            ArenaCopies::start(Arc::clone(&device), Some(Arc::clone(&host)), 4).unwrap();
+        let down = plan(1, (DEVICE, &[3, 7]), (TierId::Host, &[4, 1]));
+        assert!(run(&mut copies, down).ok);
+        assert!(is_filled(&host, 4, 33) && is_filled(&host, 1, 77));
+        let up = plan(2, (TierId::Host, &[1]), (DEVICE, &[2]));
+        assert!(run(&mut copies, up).ok);
+        assert!(is_filled(&device, 2, 77) && is_filled(&device, 3, 33));
+    }
+
+    #[test]
+    fn what_cannot_be_copied_is_answered_as_failed_and_touches_nothing() {
+        let (device, host) = (arena(4), arena(2));
+        fill(&host, 2, 22);
+        let mut copies =
+            ArenaCopies::start(Arc::clone(&device), Some(Arc::clone(&host)), 4).unwrap();
+        let bad = [
+            plan(1, (DEVICE, &[5]), (TierId::Host, &[2])),
+            plan(2, (DEVICE, &[1]), (TierId::Host, &[3])),
+            plan(3, (DEVICE, &[0]), (TierId::Host, &[2])),
+            plan(4, (DEVICE, &[1, 2]), (TierId::Host, &[2])),
+            plan(5, (DEVICE, &[1]), (DEVICE, &[2])),
+            CopyPlan {
+                layers: 0..4,
+                ..plan(6, (DEVICE, &[1]), (TierId::Host, &[2]))
+            },
+        ];
+        for plan in bad {
+            let id = plan.id;
+            assert_eq!(run(&mut copies, plan), CopyDone { id, ok: false });
+        }
+        assert!(is_filled(&host, 2, 22));
+        let mut alone = ArenaCopies::start(device, None, 4).unwrap();
+        let plan = plan(7, (DEVICE, &[1]), (TierId::Host, &[1]));
+        assert!(!run(&mut alone, plan).ok, "there is no host tier");
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_plan_back_and_loses_no_acknowledgement() {
+        let (device, host) = (arena(4), arena(4));
+        let mut copies =
+            ArenaCopies::start(Arc::clone(&device), Some(Arc::clone(&host)), 2).unwrap();
+        let held = device.lock().unwrap();
+        let mut accepted = 0;
+        let refused = (1..=9)
+            .find(|&id| {
+                let plan = plan(id, (DEVICE, &[1]), (TierId::Host, &[1]));
+                let refused = copies
+                    .submit(plan)
+                    .err()
+                    .is_some_and(|(plan, _)| plan.id.0 == id);
+                accepted += u32::from(!refused);
+                refused
+            })
+            .is_some();
+        assert!(refused && accepted == 2, "{accepted} accepted");
+        drop(held);
+        let mut done = Vec::new();
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while done.len() < 2 && Instant::now() < give_up {
+            copies.poll(&mut done);
+            std::thread::yield_now();
+        }
+        assert_eq!(
+            done.iter().map(|done| done.id.0).collect::<Vec<_>>(),
+            [1, 2]
+        );
+    }
+}

@@ -5,7 +5,7 @@ use std::io::Write;
 use rootstock::hints::Ceiling;
 use rootstock::journal::JournalLimits;
 use rootstock::memory::{KvDtype, ReplicaId};
-use rootstock::radix::{CacheConfig, KvEvent, PolicyKind};
+use rootstock::radix::{CacheConfig, KvEvent, PolicyKind, WritePolicy};
 use rootstock::scheduler::{SchedulePolicy, SchedulerConfig};
 use rootstock::{CoreConfig, Limits, ServingCore};
 use rootstock_kernels::Isa;
@@ -54,13 +54,41 @@ impl std::fmt::Debug for KvEventSink {
     }
 }
 
+/// Most replicas of one service.
+const REPLICAS_MAX: u16 = 64;
+
+/// Usable pages of each tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tiers {
+    /// Of each replica.
+    pub(super) device: u32,
+    /// Of the process; 0 is no host tier.
+    pub(super) host: u32,
+}
+
+fn page_count(bytes: u64, page_bytes: u64) -> u32 {
+    u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX - 1)
+}
+
 /// Settings of a service.
 #[derive(Debug)]
 pub struct ServiceConfig {
-    /// Memory of the device tier in MiB; None: 40 % of what is free, at most 8 GiB.
+    /// Memory of each replica's device tier in MiB; None: the replicas share 40 % of what is free,
+    /// at most 8 GiB.
     pub kv_cache_mib: Option<u64>,
-    /// Exact number of device pages, instead of `kv_cache_mib`.
+    /// Exact number of device pages of each replica, instead of `kv_cache_mib`.
     pub device_pages: Option<u32>,
+    /// Memory of the host tier in MiB, 0 for none; None: twice the device tiers, at most a quarter
+    /// of what is free.
+    pub host_kv_mib: Option<u64>,
+    /// Exact number of host pages, instead of `host_kv_mib`; 0 is no host tier.
+    pub host_pages: Option<u32>,
+    /// Share of the host tier (of the device tier when there is none) that pins may hold, 0 to 1.
+    pub pin_budget: f64,
+    /// When device pages are copied to the host tier.
+    pub write_policy: WritePolicy,
+    /// Engines over the same weights and the same host tier.
+    pub replicas: u16,
     /// Tokens a page.
     pub page_size: u32,
     /// Element type of K and V.
@@ -107,6 +135,11 @@ impl Default for ServiceConfig {
         Self {
             kv_cache_mib: None,
             device_pages: None,
+            host_kv_mib: None,
+            host_pages: None,
+            pin_budget: CacheConfig::default().pin_budget,
+            write_policy: WritePolicy::default(),
+            replicas: 1,
             page_size: 16,
             kv_dtype: KvDtype::F16,
             threads: None,
@@ -131,41 +164,45 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// Threads that compute.
+    /// Threads of each replica's engine.
     pub(super) fn compute_threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.threads.unwrap_or_else(cores).clamp(1, 256)
+        let all = self.threads.unwrap_or_else(cores).clamp(1, 256);
+        (all / usize::from(self.replicas.max(1))).max(1)
     }
 
-    /// Pages of the device tier, for pages of `page_bytes` beside `weight_bytes` of weights.
+    /// Replicas asked for.
+    ///
+    /// # Errors
+    /// None, or more than a core can have.
+    pub(super) fn replicas(&self) -> Result<u16, EngineError> {
+        if (1..=REPLICAS_MAX).contains(&self.replicas) {
+            return Ok(self.replicas);
+        }
+        Err(EngineError::Config {
+            setting: "replicas",
+            found: self.replicas.to_string(),
+            wanted: format!("1 to {REPLICAS_MAX}"),
+        })
+    }
+
+    /// Pages of the tiers, for pages of `page_bytes` beside `weight_bytes` of weights.
     ///
     /// # Errors
     /// The memory asked for holds no page, or is more than the system has.
-    pub(super) fn pages(&self, page_bytes: u64, weight_bytes: u64) -> Result<u32, EngineError> {
-        if let Some(pages) = self.device_pages {
-            return Ok(pages);
-        }
-        let available = memory::available();
-        let bytes = match self.kv_cache_mib {
-            Some(mib) => mib.saturating_mul(memory::MIB),
-            None => available.map_or(memory::DEFAULT_BYTES, |bytes| {
-                (bytes / 10 * 4).min(memory::DEFAULT_MAX)
-            }),
+    pub(super) fn pages(&self, page_bytes: u64, weight_bytes: u64) -> Result<Tiers, EngineError> {
+        let free = memory::available();
+        let replicas = u64::from(self.replicas()?);
+        let page_bytes = page_bytes.max(1);
+        let device = match (self.device_pages, self.kv_cache_mib) {
+            (Some(pages), _) => pages,
+            (None, Some(mib)) => page_count(mib.saturating_mul(memory::MIB), page_bytes),
+            (None, None) => page_count(memory::device_default(free) / replicas, page_bytes),
         };
-        if let Some(available) = available
-            && bytes > available
-        {
-            return Err(EngineError::Memory {
-                wanted_mib: bytes / memory::MIB,
-                weights_mib: weight_bytes / memory::MIB,
-                available_mib: available / memory::MIB,
-            });
-        }
-        let pages = u32::try_from(bytes / page_bytes.max(1)).unwrap_or(u32::MAX - 1);
-        if pages == 0 {
+        if device == 0 {
             return Err(EngineError::Config {
                 setting: "kv_cache_mib",
-                found: (bytes / memory::MIB).to_string(),
+                found: self.kv_cache_mib.unwrap_or_default().to_string(),
                 wanted: format!(
                     "at least {} MiB, one page of {} tokens",
                     page_bytes.div_ceil(memory::MIB),
@@ -173,7 +210,21 @@ impl ServiceConfig {
                 ),
             });
         }
-        Ok(pages)
+        let device_bytes = u64::from(device) * page_bytes * replicas;
+        let host = match (self.host_pages, self.host_kv_mib) {
+            (Some(pages), _) => pages,
+            (None, Some(mib)) => page_count(mib.saturating_mul(memory::MIB), page_bytes),
+            (None, None) => page_count(memory::host_default(free, device_bytes), page_bytes),
+        };
+        let wanted = device_bytes + u64::from(host) * page_bytes;
+        match free {
+            Some(free) if wanted > free => Err(EngineError::Memory {
+                wanted_mib: wanted / memory::MIB,
+                weights_mib: weight_bytes / memory::MIB,
+                available_mib: free / memory::MIB,
+            }),
+            Some(_) | None => Ok(Tiers { device, host }),
+        }
     }
 
     /// Longest request, for a model of `context` positions and `pages` pages.
@@ -193,11 +244,15 @@ impl ServiceConfig {
     }
 
     /// The configuration of the core.
-    pub(super) fn core(&self, pages: u32, max_model_len: u32, replicas: usize) -> CoreConfig {
+    pub(super) fn core(&self, tiers: Tiers, layers: u16, max_model_len: u32) -> CoreConfig {
         CoreConfig {
             cache: CacheConfig {
                 page_tokens: self.page_size,
-                device_pages: vec![pages; replicas],
+                layers,
+                device_pages: vec![tiers.device; usize::from(self.replicas)],
+                host_pages: tiers.host,
+                pin_budget: self.pin_budget,
+                write_policy: self.write_policy,
                 policy: self.policy,
                 hash_seed: self.hash_seed,
                 max_events: self.kv_events.as_ref().map_or(0, |sink| sink.max_events),

@@ -2,10 +2,21 @@
 
 /// Bytes of a MiB.
 pub(super) const MIB: u64 = 1 << 20;
-/// Device tier where the system does not say what is free.
-pub(super) const DEFAULT_BYTES: u64 = 1 << 30;
-/// Largest device tier that is taken without being asked for.
-pub(super) const DEFAULT_MAX: u64 = 8 << 30;
+/// Device tiers where the system does not say what is free.
+const DEVICE_FALLBACK: u64 = 1 << 30;
+/// Largest device tiers that are taken without being asked for.
+const DEVICE_MAX: u64 = 8 << 30;
+
+/// Bytes of all device tiers together when nothing is asked for: 40 % of what is free.
+pub(super) fn device_default(free: Option<u64>) -> u64 {
+    free.map_or(DEVICE_FALLBACK, |free| (free / 10 * 4).min(DEVICE_MAX))
+}
+
+/// Bytes of the host tier when nothing is asked for: twice the device tiers, at most a quarter of
+/// what is free; none where the system does not say.
+pub(super) fn host_default(free: Option<u64>, device: u64) -> u64 {
+    free.map_or(0, |free| (free / 4).min(device.saturating_mul(2)))
+}
 
 /// Bytes that can be taken without swapping, where the system says so.
 pub(super) fn available() -> Option<u64> {
@@ -27,6 +38,16 @@ fn parse(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tiers_take_shares_of_the_free_memory_within_their_caps() {
+        assert_eq!(device_default(Some(1000)), 400);
+        assert_eq!(device_default(Some(1 << 40)), 8 << 30);
+        assert_eq!(device_default(None), 1 << 30);
+        assert_eq!(host_default(Some(1000), 100), 200);
+        assert_eq!(host_default(Some(1000), 400), 250);
+        assert_eq!(host_default(None, 400), 0);
+    }
 
     #[test]
     fn available_memory_is_read_in_bytes() {

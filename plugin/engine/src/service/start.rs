@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rootstock::journal::Journal;
-use rootstock::memory::ReplicaId;
+use rootstock::memory::{KvArena, ReplicaId};
 use rootstock::radix::NamespaceKey;
 use rootstock::{Backend, Masks, ServingCore};
 use rootstock_kernels::Isa;
@@ -58,7 +58,7 @@ impl Service {
         let model = Arc::new(Model::load(file, isa, threads)?);
         let sizes = model.config();
         let layout = CpuBackend::layout(sizes, config.page_size, config.kv_dtype)?;
-        let pages = config.pages(layout.page_bytes() as u64, model.weight_bytes())?;
+        let tiers = config.pages(layout.page_bytes() as u64, model.weight_bytes())?;
         let identity = ModelIdentity {
             name: config
                 .model_name
@@ -69,23 +69,33 @@ impl Service {
             weight_bytes: model.weight_bytes(),
         };
         let settings = CpuBackendConfig {
-            pages,
+            pages: tiers.device,
             page_tokens: config.page_size,
             kv_dtype: config.kv_dtype,
             threads,
             max_in_flight: config.max_in_flight,
             ..CpuBackendConfig::default()
         };
-        let backend = CpuBackend::new(model, &settings, None)?;
+        let host = match tiers.host {
+            0 => None,
+            pages => Some(Arc::new(Mutex::new(KvArena::new(layout, pages)?))),
+        };
+        let mut backends: Vec<Box<dyn Backend>> = Vec::new();
+        for _replica in 0..config.replicas()? {
+            let backend = CpuBackend::new(Arc::clone(&model), &settings, host.clone())?;
+            backends.push(Box::new(backend));
+        }
         let config = ServiceConfig {
-            device_pages: Some(pages),
+            device_pages: Some(tiers.device),
+            host_pages: Some(tiers.host),
             ..config
         };
-        Self::start_with(config, vec![Box::new(backend)], identity)
+        Self::start_with(config, backends, identity)
     }
 
     /// Serves over given backends, one a replica. `config.device_pages` says how many pages each
-    /// has; without it the memory settings decide.
+    /// has; without it the memory settings decide. `config.host_pages` says how many pages of a
+    /// host tier their copy engines share; without it there is none.
     ///
     /// # Errors
     /// A setting is refused, or a thread cannot be started.
@@ -101,9 +111,12 @@ impl Service {
         config.max_in_flight = config.max_in_flight.clamp(1, caps.max_in_flight.max(1));
         config.page_size = caps.layout.page_tokens();
         let page_bytes = caps.layout.page_bytes() as u64;
-        let pages = config.pages(page_bytes, identity.weight_bytes)?;
+        config.host_pages.get_or_insert(0);
+        config.replicas = u16::try_from(backends.len()).unwrap_or(u16::MAX);
+        let tiers = config.pages(page_bytes, identity.weight_bytes)?;
+        let layers = u16::try_from(caps.layout.layers()).unwrap_or(u16::MAX);
         let max_model_len = config.model_len(identity.context)?;
-        let mut core = ServingCore::new(config.core(pages, max_model_len, backends.len()))?;
+        let mut core = ServingCore::new(config.core(tiers, layers, max_model_len))?;
         if let Some(sink) = config.journal.take() {
             let journal = Journal::new(sink.writer, core.config(), sink.limits)?;
             core.set_journal(Some(journal));
@@ -114,7 +127,9 @@ impl Service {
             vocab: caps.vocab,
             numerics_id: caps.numerics_id.clone(),
             page_tokens: caps.layout.page_tokens(),
-            device_pages: pages,
+            replicas: config.replicas,
+            device_pages: tiers.device,
+            host_pages: tiers.host,
             page_bytes,
             weight_bytes: identity.weight_bytes,
         };
