@@ -50,7 +50,13 @@ impl NamespaceId {
         (self.0 >> 32) as u32
     }
 
-    /// The id as a number, for logs and fingerprints.
+    /// The id that [`NamespaceId::get`] gave as a number. One that no namespace has is harmless: a
+    /// lookup in it misses.
+    pub const fn from_raw(id: u64) -> Self {
+        Self(id)
+    }
+
+    /// The id as a number, for logs, fingerprints and borders to other languages.
     pub const fn get(self) -> u64 {
         self.0
     }
