@@ -22,9 +22,9 @@ use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 
 impl Scheduler {
-    /// Whether copying these tokens up is quicker than computing them.
+    /// Whether copying these tokens up is at least as quick as computing them.
     pub(crate) fn worth_fetching(&self, tokens: u32) -> bool {
-        tokens > 0 && self.copying_ns(tokens) < self.computing_ns(tokens)
+        tokens > 0 && self.copying_ns(tokens) <= self.computing_ns(tokens)
     }
 
     /// What becomes of the KV of a request that gives way: copied down when that, and up again, is

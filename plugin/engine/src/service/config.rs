@@ -4,7 +4,7 @@ use std::io::Write;
 
 use rootstock::hints::Ceiling;
 use rootstock::journal::JournalLimits;
-use rootstock::memory::{KvDtype, ReplicaId};
+use rootstock::memory::{KvDtype, KvLayout, ReplicaId};
 use rootstock::radix::{CacheConfig, KvEvent, PolicyKind, WritePolicy};
 use rootstock::scheduler::{SchedulePolicy, SchedulerConfig};
 use rootstock::{CoreConfig, Limits, ServingCore};
@@ -57,6 +57,11 @@ impl std::fmt::Debug for KvEventSink {
 /// Most replicas of one service.
 const REPLICAS_MAX: u16 = 64;
 
+/// Hand-over, look at the queue and acknowledgement of a copy on the CPU.
+const COPY_NS: u32 = 300_000;
+/// Two arenas in the same memory, one thread, beside a step that computes.
+const COPY_BYTES_PER_NS: u64 = 2;
+
 /// Usable pages of each tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tiers {
@@ -64,6 +69,24 @@ pub(super) struct Tiers {
     pub(super) device: u32,
     /// Of the process; 0 is no host tier.
     pub(super) host: u32,
+}
+
+/// What the core has to know of a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageCost {
+    pub(super) layers: u16,
+    /// Nanoseconds to copy it between device and host.
+    pub(super) copy_ns: u32,
+}
+
+impl PageCost {
+    pub(super) fn of(layout: &KvLayout) -> Self {
+        let copy_ns = layout.page_bytes() as u64 / COPY_BYTES_PER_NS;
+        Self {
+            layers: u16::try_from(layout.layers()).unwrap_or(u16::MAX),
+            copy_ns: u32::try_from(copy_ns).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 fn page_count(bytes: u64, page_bytes: u64) -> u32 {
@@ -87,6 +110,9 @@ pub struct ServiceConfig {
     pub pin_budget: f64,
     /// When device pages are copied to the host tier.
     pub write_policy: WritePolicy,
+    /// Copies between tiers count as free: what is on host is never computed anew, even where
+    /// that is quicker.
+    pub free_copies: bool,
     /// Engines over the same weights and the same host tier.
     pub replicas: u16,
     /// Tokens a page.
@@ -139,6 +165,7 @@ impl Default for ServiceConfig {
             host_pages: None,
             pin_budget: CacheConfig::default().pin_budget,
             write_policy: WritePolicy::default(),
+            free_copies: false,
             replicas: 1,
             page_size: 16,
             kv_dtype: KvDtype::F16,
@@ -244,11 +271,11 @@ impl ServiceConfig {
     }
 
     /// The configuration of the core.
-    pub(super) fn core(&self, tiers: Tiers, layers: u16, max_model_len: u32) -> CoreConfig {
+    pub(super) fn core(&self, tiers: Tiers, page: PageCost, max_model_len: u32) -> CoreConfig {
         CoreConfig {
             cache: CacheConfig {
                 page_tokens: self.page_size,
-                layers,
+                layers: page.layers,
                 device_pages: vec![tiers.device; usize::from(self.replicas)],
                 host_pages: tiers.host,
                 pin_budget: self.pin_budget,
@@ -270,6 +297,8 @@ impl ServiceConfig {
                 preempt_gap: self.preempt_gap,
                 max_in_flight: self.max_in_flight,
                 queue_timeout_s: self.queue_timeout_s,
+                copy_ns: if self.free_copies { 0 } else { COPY_NS },
+                copy_ns_per_page: if self.free_copies { 0 } else { page.copy_ns },
                 ..SchedulerConfig::default()
             },
             limits: Limits {

@@ -28,6 +28,8 @@ use super::visit::{Visit, Visitor};
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
 const WAITING_TICK: Duration = Duration::from_millis(20);
+/// Between two looks at a time that is already due, should nothing come of it.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
 /// An idle service recounts itself after this long, out of the way of the next request.
 const IDLE_CHECK_AFTER: Duration = Duration::from_millis(500);
 
@@ -114,9 +116,7 @@ impl CoreThread {
     fn turns(&mut self) {
         let mut batch = Vec::new();
         loop {
-            if let Some(first) = self.wait() {
-                batch.push(first);
-            }
+            batch.extend(self.wait());
             batch.extend(self.inbox.try_iter());
             let now = self.clock.now();
             for message in batch.drain(..) {
@@ -146,21 +146,28 @@ impl CoreThread {
         self.live.is_empty() && self.ports.iter().all(|port| port.flying.is_empty())
     }
 
-    /// The next message; None when only time has passed. Idle: blocks without a limit.
+    /// The next message; None when only time has passed. With nothing to wait for, blocks without
+    /// a limit.
     fn wait(&mut self) -> Option<Message> {
         let flying = self.ports.iter().any(|port| !port.flying.is_empty());
-        let limit = match (flying, self.live.is_empty(), self.dirty) {
-            (true, _, _) | (false, true, false) => {
-                return self.inbox.recv().ok().or(Some(Message::Stop));
-            }
-            (false, false, _) => WAITING_TICK,
-            (false, true, true) => IDLE_CHECK_AFTER,
+        let idle = self.live.is_empty();
+        let due = self.core.due_at().map(|due| {
+            let now = self.clock.now();
+            Duration::from_nanos(due.saturating_sub(now)).max(LEAST_WAIT)
+        });
+        let own = match (flying, idle) {
+            (true, _) => None,
+            (false, true) => self.dirty.then_some(IDLE_CHECK_AFTER),
+            (false, false) => Some(WAITING_TICK),
+        };
+        let Some(limit) = due.into_iter().chain(own).min() else {
+            return self.inbox.recv().ok().or(Some(Message::Stop));
         };
         match self.inbox.recv_timeout(limit) {
             Ok(message) => Some(message),
             Err(flume::RecvTimeoutError::Disconnected) => Some(Message::Stop),
             Err(flume::RecvTimeoutError::Timeout) => {
-                if self.live.is_empty() {
+                if self.dirty && self.is_idle() && limit >= IDLE_CHECK_AFTER {
                     self.check_idle();
                 }
                 None

@@ -12,6 +12,7 @@ use rootstock_kernels::Isa;
 use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
+use super::config::PageCost;
 use super::core_thread::{CoreThread, Port};
 use super::engine_thread::EngineThread;
 use super::kv_teller::KvTeller;
@@ -114,9 +115,9 @@ impl Service {
         config.host_pages.get_or_insert(0);
         config.replicas = u16::try_from(backends.len()).unwrap_or(u16::MAX);
         let tiers = config.pages(page_bytes, identity.weight_bytes)?;
-        let layers = u16::try_from(caps.layout.layers()).unwrap_or(u16::MAX);
+        let page = PageCost::of(&caps.layout);
         let max_model_len = config.model_len(identity.context)?;
-        let mut core = ServingCore::new(config.core(tiers, layers, max_model_len))?;
+        let mut core = ServingCore::new(config.core(tiers, page, max_model_len))?;
         if let Some(sink) = config.journal.take() {
             let journal = Journal::new(sink.writer, core.config(), sink.limits)?;
             core.set_journal(Some(journal));
