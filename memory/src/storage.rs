@@ -11,7 +11,7 @@ mod record;
 mod shelf;
 mod worker;
 
-use crate::{CopyId, KvLayout, PageId, StoreEvent, StorePlan};
+use crate::{CopyId, KvLayout, PageId, StoreEngine, StoreEvent, StorePlan};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -148,13 +148,15 @@ impl fmt::Debug for Storage {
 }
 
 impl Storage {
-    /// Opens a store and starts its worker, which first tells what is there.
+    /// Opens a store and starts its worker, which first tells what is there. `wake` is called
+    /// from the worker whenever there is something to poll.
     ///
     /// # Errors
     /// The address cannot be used, or the system gives no thread.
     pub fn open(
         options: &StorageOptions,
         host: impl HostPages + 'static,
+        wake: impl Fn() + Send + 'static,
     ) -> Result<Self, StorageError> {
         let store = operator::open(&options.uri)?;
         let lists = store.info().capability().list;
@@ -169,7 +171,12 @@ impl Storage {
             options,
             store,
             Box::new(host),
-            (tell, Arc::clone(&counts), Arc::clone(&stop)),
+            worker::Ties {
+                tell,
+                wake: Box::new(wake),
+                counts: Arc::clone(&counts),
+                stop: Arc::clone(&stop),
+            },
         );
         let thread = std::thread::Builder::new().name("rootstock-storage".to_owned());
         let worker = thread.spawn(move || runtime.block_on(worker.run(lists, &work)))?;
@@ -270,6 +277,16 @@ impl Storage {
             // What a worker that panicked has left is answered by `poll`.
             worker.join().ok();
         }
+    }
+}
+
+impl StoreEngine for Storage {
+    fn submit(&mut self, plan: StorePlan) -> Result<(), StorePlan> {
+        Self::submit(self, plan)
+    }
+
+    fn poll(&mut self, events: &mut Vec<StoreEvent>) {
+        Self::poll(self, events);
     }
 }
 

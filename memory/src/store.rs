@@ -139,6 +139,19 @@ pub enum StoreEvent {
     Lost(Vec<PageAddress>),
 }
 
+/// Carries out plans for a store in the background, in the order of their submission.
+pub trait StoreEngine: Send {
+    /// Queues a plan. Does not wait.
+    ///
+    /// # Errors
+    /// Gives the plan back when it cannot be taken: it is not done then.
+    fn submit(&mut self, plan: StorePlan) -> Result<(), StorePlan>;
+
+    /// Appends what the store told since the last call: one answer to each plan that was taken,
+    /// late or failed if it must be. Does not wait.
+    fn poll(&mut self, events: &mut Vec<StoreEvent>);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -165,7 +165,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 fn open(folder: &Path, pages: usize) -> (Storage, Host) {
     let host = Host::new(pages, &layout(KvDtype::F32));
-    let storage = Storage::open(&options(folder), host.clone()).unwrap();
+    let storage = Storage::open(&options(folder), host.clone(), || {}).unwrap();
     (storage, host)
 }
 
@@ -216,7 +216,12 @@ fn a_start_tells_what_is_there_and_a_reader_stops_at_the_first_page_that_is_not(
     let (storage, _) = open(&folder, 4);
     let read = run(&storage, plan(1, StoreOp::Read, pages.clone()));
     assert_eq!(read, [true, true, false, false]);
-    let told = Storage::open(&options(&folder), Host::new(1, &layout(KvDtype::F32))).unwrap();
+    let told = Storage::open(
+        &options(&folder),
+        Host::new(1, &layout(KvDtype::F32)),
+        || {},
+    )
+    .unwrap();
     let mut known = BTreeSet::new();
     for event in told.close() {
         if let StoreEvent::Learned(addresses) = event {
@@ -243,7 +248,7 @@ fn the_quota_holds_and_the_ends_of_chains_go_first() {
     let mut options = options(&folder);
     options.quota_bytes = 6 * page_bytes;
     let host = Host::new(4, &options.layout);
-    let storage = Storage::open(&options, host.clone()).unwrap();
+    let storage = Storage::open(&options, host.clone(), || {}).unwrap();
     write_chain(&storage, &host, 2, 4);
     let stats = storage.stats();
     assert_eq!((stats.evicted, stats.pages), (2, 6));
@@ -282,7 +287,7 @@ fn pages_of_another_layout_or_of_other_numerics_are_refused() {
         }
         plan.pages = pages.into();
         let host = Host::new(2, &other.layout);
-        let reader = Storage::open(&other, host.clone()).unwrap();
+        let reader = Storage::open(&other, host.clone(), || {}).unwrap();
         assert_eq!(run(&reader, plan), [false, false], "{change}");
         assert_eq!(reader.stats().foreign, 1, "{change}");
         assert!(host.get(1).iter().all(|&byte| byte == 0), "{change}");
@@ -371,7 +376,7 @@ fn closing_answers_every_plan_and_a_full_queue_gives_plans_back() {
         queue: 2,
         ..options(&folder)
     };
-    let storage = Storage::open(&options, host).unwrap();
+    let storage = Storage::open(&options, host, || {}).unwrap();
     let mut accepted = BTreeSet::new();
     let mut full = 0;
     for id in 0..200 {
@@ -403,7 +408,9 @@ fn an_address_that_cannot_be_used_is_refused_with_what_would_do() {
             ..options(Path::new("/tmp"))
         };
         let host = Host::new(1, &options.layout);
-        let error = Storage::open(&options, host).unwrap_err().to_string();
+        let error = Storage::open(&options, host, || {})
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("fs:///folder") && error.contains(uri),
             "{error}"

@@ -23,10 +23,16 @@ pub(super) struct Worker {
     shelf: Shelf,
     quota_bytes: u64,
     read_timeout: Duration,
-    tell: Sender<StoreEvent>,
-    counts: Arc<Counts>,
-    stop: Arc<AtomicBool>,
+    ties: Ties,
     buffer: Vec<u8>,
+}
+
+/// What the worker shares with its handle.
+pub(super) struct Ties {
+    pub(super) tell: Sender<StoreEvent>,
+    pub(super) wake: Box<dyn Fn() + Send>,
+    pub(super) counts: Arc<Counts>,
+    pub(super) stop: Arc<AtomicBool>,
 }
 
 /// `pages/ab/abcd...`: folders of bounded size.
@@ -40,10 +46,9 @@ impl Worker {
         options: &StorageOptions,
         store: Operator,
         host: Box<dyn HostPages>,
-        shared: (Sender<StoreEvent>, Arc<Counts>, Arc<AtomicBool>),
+        ties: Ties,
     ) -> Self {
         let kind = Kind::new(&options.layout, &options.numerics);
-        let (tell, counts, stop) = shared;
         Self {
             store,
             host,
@@ -52,9 +57,7 @@ impl Worker {
             shelf: Shelf::default(),
             quota_bytes: options.quota_bytes,
             read_timeout: options.read_timeout,
-            tell,
-            counts,
-            stop,
+            ties,
         }
     }
 
@@ -63,7 +66,7 @@ impl Worker {
             self.look_around().await;
         }
         while let Ok(plan) = plans.recv() {
-            let pages = if self.stop.load(Ordering::Acquire) {
+            let pages = if self.ties.stop.load(Ordering::Acquire) {
                 vec![false; plan.pages.len()]
             } else {
                 match plan.op {
@@ -74,7 +77,7 @@ impl Worker {
             };
             self.gauge();
             let done = StoreEvent::Done { id: plan.id, pages };
-            if self.tell.send(done).is_err() {
+            if !self.tell(done) {
                 break;
             }
         }
@@ -82,8 +85,9 @@ impl Worker {
 
     fn gauge(&self) {
         let pages = self.shelf.len() as u64;
-        self.counts.pages.store(pages, Ordering::Relaxed);
-        self.counts
+        self.ties.counts.pages.store(pages, Ordering::Relaxed);
+        self.ties
+            .counts
             .bytes
             .store(self.shelf.bytes(), Ordering::Relaxed);
     }
@@ -92,7 +96,7 @@ impl Worker {
     async fn look_around(&mut self) {
         let list = self.store.list_with(FOLDER).recursive(true).await;
         let Ok(entries) = list else {
-            one_more(&self.counts.errors);
+            one_more(&self.ties.counts.errors);
             return;
         };
         let mut found = Vec::new();
@@ -101,7 +105,7 @@ impl Worker {
             let Some(address) = PageAddress::parse(name) else {
                 continue;
             };
-            if self.stop.load(Ordering::Acquire) {
+            if self.ties.stop.load(Ordering::Acquire) {
                 return;
             }
             let Ok(metadata) = self.store.stat(entry.path()).await else {
@@ -141,7 +145,7 @@ impl Worker {
         if self.shelf.has(page.address) {
             return true;
         }
-        if self.stop.load(Ordering::Acquire) || !self.host.read(page.host, &mut self.buffer) {
+        if self.ties.stop.load(Ordering::Acquire) || !self.host.read(page.host, &mut self.buffer) {
             return false;
         }
         let record = self.kind.encode(namespace, page, &self.buffer);
@@ -152,11 +156,11 @@ impl Worker {
             .await
             .is_err()
         {
-            one_more(&self.counts.errors);
+            one_more(&self.ties.counts.errors);
             return false;
         }
         self.shelf.put(page.address, bytes);
-        one_more(&self.counts.written);
+        one_more(&self.ties.counts.written);
         true
     }
 
@@ -186,16 +190,16 @@ impl Worker {
         let record = match timeout_at(deadline, self.store.read(&path)).await {
             Ok(Ok(record)) => record.to_vec(),
             Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
-                one_more(&self.counts.missing);
+                one_more(&self.ties.counts.missing);
                 self.lose(page.address);
                 return false;
             }
             Ok(Err(_)) => {
-                one_more(&self.counts.errors);
+                one_more(&self.ties.counts.errors);
                 return false;
             }
             Err(_) => {
-                one_more(&self.counts.timeouts);
+                one_more(&self.ties.counts.timeouts);
                 return false;
             }
         };
@@ -203,16 +207,16 @@ impl Worker {
             Ok(kv) => {
                 let arrived = self.host.write(page.host, kv);
                 if arrived {
-                    one_more(&self.counts.read);
+                    one_more(&self.ties.counts.read);
                     if !self.shelf.has(page.address) {
                         self.shelf.put(page.address, record.len() as u64);
                     }
                 }
                 return arrived;
             }
-            Err(Refused::Length) => &self.counts.truncated,
-            Err(Refused::Corrupt) => &self.counts.corrupt,
-            Err(Refused::Foreign) => &self.counts.foreign,
+            Err(Refused::Length) => &self.ties.counts.truncated,
+            Err(Refused::Corrupt) => &self.ties.counts.corrupt,
+            Err(Refused::Foreign) => &self.ties.counts.foreign,
         };
         one_more(count);
         self.delete(page.address).await;
@@ -223,10 +227,10 @@ impl Worker {
         let mut lost = Vec::new();
         while let Some(address) = self.shelf.excess(self.quota_bytes) {
             if self.store.delete(&path_of(address)).await.is_err() {
-                one_more(&self.counts.errors);
+                one_more(&self.ties.counts.errors);
             }
             self.shelf.remove(address);
-            one_more(&self.counts.evicted);
+            one_more(&self.ties.counts.evicted);
             lost.push(address);
         }
         if !lost.is_empty() {
@@ -245,7 +249,7 @@ impl Worker {
 
     async fn delete(&mut self, address: PageAddress) {
         if self.store.delete(&path_of(address)).await.is_err() {
-            one_more(&self.counts.errors);
+            one_more(&self.ties.counts.errors);
         }
         self.lose(address);
     }
@@ -255,8 +259,10 @@ impl Worker {
         self.tell(StoreEvent::Lost(vec![address]));
     }
 
-    fn tell(&self, event: StoreEvent) {
-        // Without a listener the store is being closed.
-        self.tell.send(event).ok();
+    /// False without a listener: the store is being closed.
+    fn tell(&self, event: StoreEvent) -> bool {
+        let told = self.ties.tell.send(event).is_ok();
+        (self.ties.wake)();
+        told
     }
 }

@@ -1,7 +1,9 @@
 //! A store for the random worlds: plans are carried out late and in order, some pages fail, some
 //! get lost, and what lies at an address never changes.
 
-use crate::{Bytes, Request, World};
+#![expect(clippy::cast_possible_truncation, reason = "a test of tiny sizes")]
+
+use crate::tiers::{Bytes, Request, World};
 use rootstock_memory::{PageAddress, StoreEvent, StoreOp, StorePlan, TierId};
 use rootstock_radix::Key;
 use std::collections::{BTreeMap, VecDeque};
