@@ -64,6 +64,7 @@ impl Scheduler {
             return None;
         }
         self.reorder(cx.cache, now);
+        self.turned_away = None;
         let tier = device(self.cfg.replica);
         loop {
             let mut draft = Draft::new(self.step_budget());
@@ -211,6 +212,9 @@ impl Scheduler {
                         continue;
                     };
                     walk.tries += 1;
+                    if denied != Denied::Coming {
+                        self.turned_away = self.turned_away.or(Some(key.id));
+                    }
                     let impatient = self.live[&key.id].waited(cx.now) > self.patience_ns();
                     let waits = impatient && denied != Denied::Coming;
                     if waits || denied == Denied::Seats || walk.tries >= TRIES_MAX {

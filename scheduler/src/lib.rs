@@ -19,6 +19,7 @@ mod fetch;
 mod groups;
 mod holding;
 mod live;
+mod move_over;
 mod pins;
 mod policy;
 mod preempt;
@@ -34,6 +35,7 @@ mod time;
 
 pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
 pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, PinReport, Reason, Usage};
+pub use move_over::Moving;
 pub use request::{Class, NewRequest, RequestId, SamplingParams};
 pub use scheduler::Scheduler;
 pub use stats::SchedulerStats;

@@ -51,6 +51,8 @@ pub struct Scheduler {
     pub(crate) flights: VecDeque<Flight>,
     /// The waiting request for which others are giving way.
     pub(crate) claim: Option<RequestId>,
+    /// The first that found no seat or no pages when it was last tried.
+    pub(crate) turned_away: Option<RequestId>,
     pub(crate) pace: Pace,
     pub(crate) time: StepTime,
     /// When the last step landed.
@@ -79,6 +81,7 @@ impl Scheduler {
             expiry: BTreeSet::new(),
             flights: VecDeque::new(),
             claim: None,
+            turned_away: None,
             pace: Pace::default(),
             time: StepTime::default(),
             landed_at: 0,
@@ -267,7 +270,7 @@ impl Scheduler {
         }
     }
 
-    fn expiries(&self, live: &Live) -> impl Iterator<Item = (Nanos, RequestId)> + use<> {
+    pub(crate) fn expiries(&self, live: &Live) -> impl Iterator<Item = (Nanos, RequestId)> + use<> {
         let id = live.id;
         let timeout = self.queue_timeout(live.arrival);
         live.deadline

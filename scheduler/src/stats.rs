@@ -37,6 +37,10 @@ pub struct SchedulerStats {
     pub starved: u64,
     /// Requests that gave their place in the full queue to a better one.
     pub displaced: u64,
+    /// Requests that left for an idle replica before they ran.
+    pub moved_out: u64,
+    /// Requests taken over from another replica.
+    pub moved_in: u64,
     /// Times a request gave way.
     pub preemptions: u64,
     /// Prompt tokens of requests at their first admission.

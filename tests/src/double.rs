@@ -90,6 +90,8 @@ pub struct EngineDouble {
     copy_delay_max: u32,
     /// Chance that a copy fails, in percent.
     pub copy_failures: u32,
+    /// While set, no copy ends.
+    pub hold_copies: bool,
     rng: Rng,
     planted: Planted,
     rows_seen: u32,
@@ -120,6 +122,7 @@ impl EngineDouble {
             finished_copies: BTreeSet::new(),
             copy_delay_max,
             copy_failures: 0,
+            hold_copies: false,
             rng: Rng::new(seed),
             planted,
             rows_seen: 0,
@@ -467,6 +470,9 @@ impl CopyEngine for EngineDouble {
 
     /// Bytes move when a copy is acknowledged, as late as can be.
     fn poll(&mut self, done: &mut Vec<CopyDone>) {
+        if self.hold_copies {
+            return;
+        }
         let mut waiting = Vec::new();
         for mut copy in std::mem::take(&mut self.copies) {
             let up = copy.plan.from.0 == TierId::Host;

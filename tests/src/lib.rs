@@ -7,6 +7,7 @@
 pub mod double;
 mod judge;
 pub mod report;
+pub mod rig;
 pub mod rng;
 pub mod sim;
 pub mod swarm;

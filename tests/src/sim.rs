@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_memory::{CopyEngine, Nanos, ReplicaId};
 use rootstock_radix::{
     Action, Key, NamespaceId, NamespaceKey, Outcome, Target, TenantId, Token, Ttl,
@@ -107,6 +107,7 @@ impl Sim {
             cache: swarm.cache.clone(),
             scheduler: swarm.scheduler.clone(),
             limits: Limits::default(),
+            router: RouterConfig::default(),
         };
         let mut core = ServingCore::new(config).expect("a swarm is a valid configuration");
         let namespaces = (0..3)

@@ -1,5 +1,5 @@
-//! A mixed load on the whole core, run by the engine double, is recorded and replayed: every plan
-//! is equal, and an input that was changed afterwards is found.
+//! A mixed load on the whole core, host tier, copies and pins included, run by the engine double,
+//! is recorded and replayed: every plan is equal, and an input changed afterwards is found.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex};
 use rootstock::journal::{
     Entry, Journal, JournalLimits, JournalReader, ReplayEnd, ReplayReport, replay,
 };
-use rootstock::{CoreConfig, Limits, ServingCore};
-use rootstock_memory::{Nanos, ReplicaId};
-use rootstock_radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, TenantId, Token};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
+use rootstock_memory::{CopyEngine, Nanos, ReplicaId};
+use rootstock_radix::{
+    Action, CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, Target, TenantId, Token, Ttl,
+};
 use rootstock_scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams, SchedulerConfig,
 };
@@ -18,7 +20,6 @@ use rootstock_tests::rng::Rng;
 use rootstock_tests::swarm::Swarm;
 use rootstock_tests::text::VOCAB;
 
-const REPLICA: ReplicaId = ReplicaId(0);
 const SECOND: Nanos = 1_000_000_000;
 
 /// A sink whose bytes the test can read.
@@ -77,9 +78,11 @@ impl Load {
             core.namespace(&key).expect("two namespaces")
         });
         let page_tokens = core.config().cache.page_tokens;
+        let mut double = EngineDouble::new(page_tokens, 20, seed, Planted::Nothing);
+        double.copy_failures = 5;
         Self {
             core,
-            double: EngineDouble::new(page_tokens, 20, seed, Planted::Nothing),
+            double,
             rng: Rng::new(seed),
             now: 1,
             spaces: spaces.to_vec(),
@@ -109,10 +112,14 @@ impl Load {
             if self.rng.percent(1) {
                 self.core.tick(self.now);
             }
+            if self.rng.percent(2) && !self.histories.is_empty() {
+                self.act();
+            }
             self.step();
         }
         for _ in 0..200_000 {
-            if self.core.is_idle() && self.double.in_flight() == 0 {
+            let copies = self.core.copies_under_way();
+            if self.core.is_idle() && self.double.in_flight() == 0 && copies == 0 {
                 break;
             }
             self.step();
@@ -159,6 +166,7 @@ impl Load {
             hints: Hints {
                 priority,
                 jump_s: f64::from(priority),
+                pins: self.pins(),
                 ..Hints::default()
             },
             class: Class::Client,
@@ -172,27 +180,63 @@ impl Load {
         }
     }
 
+    fn pins(&mut self) -> Vec<(u32, Ttl)> {
+        let seconds = u64::from(self.rng.below(300));
+        let clamped = false;
+        let ttl = Ttl { seconds, clamped };
+        let some = self.rng.percent(10);
+        some.then_some((u32::MAX, ttl)).into_iter().collect()
+    }
+
     fn step(&mut self) {
         self.now += 1 + u64::from(self.rng.below(60_000_000));
-        let plan = self.core.schedule(REPLICA, self.now);
-        let launched = plan.is_some();
-        if let Some(plan) = plan {
-            self.double.launch(plan);
+        let mut done = Vec::new();
+        self.double.poll(&mut done);
+        for copy in done {
+            self.core.copy_done(copy, self.now);
         }
-        if !launched || self.rng.percent(60) {
-            if self.rng.below(500) == 0 {
-                if let Some(step) = self.double.fail_oldest() {
-                    self.core.fail_step(REPLICA, step, self.now);
-                }
-            } else if let Some((step, output)) = self.double.run_oldest() {
-                self.core.complete(REPLICA, step, &output, self.now);
-            }
+        let replicas = u16::try_from(self.core.config().replicas()).expect("few");
+        for replica in (0..replicas).map(ReplicaId) {
+            self.step_of(replica);
         }
         let mut emits = Vec::new();
         self.core.drain_emits(&mut emits);
         for emit in emits {
             self.hear(emit);
         }
+    }
+
+    fn step_of(&mut self, replica: ReplicaId) {
+        let plan = self.core.schedule(replica, self.now);
+        let launched = plan.is_some();
+        if let Some(plan) = plan {
+            self.double.launch(plan);
+        }
+        if launched && !self.rng.percent(60) {
+            return;
+        }
+        if self.rng.below(500) == 0 {
+            if let Some(step) = self.double.fail_oldest_of(replica) {
+                self.core.fail_step(replica, step, self.now);
+            }
+        } else if let Some((step, output)) = self.double.run_oldest_of(replica) {
+            self.core.complete(replica, step, &output, self.now);
+        }
+    }
+
+    /// Somebody pins a history, or copies it down.
+    fn act(&mut self) {
+        let (ns, tokens) = self.rng.pick(&self.histories).clone();
+        let target = Target::Prefix { ns, tokens };
+        let action = if self.rng.percent(70) {
+            let seconds = u64::from(self.rng.below(120));
+            let clamped = false;
+            let ttl = Ttl { seconds, clamped };
+            Action::Pin { target, ttl }
+        } else {
+            Action::Demote { target }
+        };
+        self.core.act(TenantId(0), &action, self.now);
     }
 
     fn hear(&mut self, emit: Emit) {
@@ -227,6 +271,7 @@ fn exact(bytes: &[u8]) -> ReplayReport {
 fn pressed() -> CoreConfig {
     let cache = CacheConfig {
         device_pages: vec![96],
+        host_pages: 160,
         policy: PolicyKind::Priority,
         max_nodes: 1 << 14,
         ..CacheConfig::default()
@@ -244,6 +289,7 @@ fn pressed() -> CoreConfig {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     }
 }
 
@@ -258,6 +304,13 @@ fn ten_minutes(seed: u64) -> (Vec<u8>, u64) {
         load.preemptions
     );
     assert!(load.cached > 10_000, "{} cached tokens", load.cached);
+    let stats = load.core.stats();
+    let scheduler = &stats.schedulers[0];
+    assert!(
+        scheduler.fetched_tokens > 1_000 && scheduler.fetches_failed > 0,
+        "{scheduler:?}"
+    );
+    assert!(scheduler.pins_asked > 100 && stats.cache.pinned_pages > 0);
     let admitted = load.admitted;
     drop(load);
     (sink.bytes(), admitted)
@@ -284,6 +337,7 @@ fn worlds_of_the_swarm_replay_plan_for_plan() {
             cache,
             scheduler: world.scheduler,
             limits: Limits::default(),
+            router: RouterConfig::default(),
         };
         let sink = Sink::default();
         let mut load = Load::new(config, seed, sink.clone());

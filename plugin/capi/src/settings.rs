@@ -12,7 +12,7 @@ pub(crate) fn cache(text: &str) -> Result<CacheConfig, Failure> {
     read(text, "the cache configuration", defaults.ok())
 }
 
-/// A core configuration: `cache`, `scheduler`, `limits`; what is absent has its default.
+/// A core configuration: `cache`, `scheduler`, `limits`, `router`; what is absent has its default.
 ///
 /// `page_tokens` of the scheduler follows that of the cache unless it is given.
 pub(crate) fn core(text: &str) -> Result<CoreConfig, Failure> {
@@ -20,6 +20,7 @@ pub(crate) fn core(text: &str) -> Result<CoreConfig, Failure> {
         cache: CacheConfig::default(),
         scheduler: rootstock::scheduler::SchedulerConfig::default(),
         limits: rootstock::Limits::default(),
+        router: rootstock::RouterConfig::default(),
     })
     .ok();
     let given: Value = parse(text, "the core configuration")?;

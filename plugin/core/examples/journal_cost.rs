@@ -16,7 +16,7 @@ use rootstock::memory::ReplicaId;
 use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
 use rootstock::scheduler::{Class, NewRequest, RowOut, SamplingParams, SchedulerConfig};
 use rootstock::scheduler::{StepOutput, StepPlan};
-use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
 const REQUESTS: u32 = 32;
 const RUNS: usize = 5;
@@ -38,6 +38,7 @@ fn config(context: u32, steps: u32) -> CoreConfig {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     }
 }
 

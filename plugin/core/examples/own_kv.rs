@@ -15,7 +15,7 @@ use rootstock::memory::ReplicaId;
 use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
 use rootstock::scheduler::{Admission, Class, Emit, NewRequest, RowOut, SamplingParams};
 use rootstock::scheduler::{SchedulerConfig, StepOutput, StepPlan};
-use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
 const LAYERS: usize = 2;
 const BLOCK: usize = 4;
@@ -158,6 +158,7 @@ pub(crate) fn run(out: &mut dyn Write) -> Result<u32, Box<dyn Error>> {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     })?;
     let mut host = HostModel {
         kv: [(); LAYERS].map(|()| vec![0; (BLOCKS + 1) * BLOCK]),

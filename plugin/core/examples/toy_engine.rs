@@ -12,7 +12,7 @@ use rootstock::memory::{Full, LayoutSpec, ReplicaId, StepId};
 use rootstock::radix::{CacheConfig, Hints, NamespaceKey, TenantId, Token};
 use rootstock::scheduler::{Class, Emit, NewRequest, RowOut, SamplingParams, SchedulerConfig};
 use rootstock::scheduler::{StepOutput, StepPlan};
-use rootstock::{Backend, Caps, CoreConfig, Limits, ServingCore, StepError};
+use rootstock::{Backend, Caps, CoreConfig, Limits, RouterConfig, ServingCore, StepError};
 
 const PAGE_TOKENS: u32 = 4;
 const PAGES: u32 = 32;
@@ -120,6 +120,7 @@ pub(crate) fn run(out: &mut dyn Write) -> Result<[u32; 2], Box<dyn Error>> {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     })?;
     let spec = LayoutSpec {
         order: LayoutOrder::PageFirst,

@@ -6,6 +6,7 @@
 use rootstock_memory::ReplicaId;
 use rootstock_radix::{CacheConfig, CacheError};
 use rootstock_scheduler::SchedulerConfig;
+use rootstock_scheduler::router::{RouterConfig, RouterError};
 use serde::{Deserialize, Serialize};
 
 use crate::hints::Ceiling;
@@ -23,6 +24,10 @@ pub struct CoreConfig {
     /// What no caller may exceed.
     #[serde(default)]
     pub limits: Limits,
+    /// Which replica a request goes to; without effect with one replica. `block_tokens`,
+    /// `step_tokens` and `seats` are taken from the cache and the scheduler.
+    #[serde(default)]
+    pub router: RouterConfig,
 }
 
 /// What no caller may exceed, whatever its hints say.
@@ -43,6 +48,9 @@ pub enum ConfigError {
     /// The scheduler refuses its part.
     #[error("scheduler: {0}")]
     Scheduler(#[from] rootstock_scheduler::ConfigError),
+    /// The router refuses its part.
+    #[error("router: {0}")]
+    Router(#[from] RouterError),
     /// Cache and scheduler count different pages.
     #[error(
         "scheduler.page_tokens is {scheduler} and cache.page_tokens is {cache}; set both to the \
@@ -81,6 +89,16 @@ impl CoreConfig {
         SchedulerConfig {
             replica,
             ..self.scheduler.clone()
+        }
+    }
+
+    /// The router's configuration, with what it takes from the other parts.
+    pub fn router(&self) -> RouterConfig {
+        RouterConfig {
+            block_tokens: self.cache.page_tokens,
+            step_tokens: self.scheduler.step_tokens,
+            seats: self.scheduler.max_running,
+            ..self.router.clone()
         }
     }
 

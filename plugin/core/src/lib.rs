@@ -44,12 +44,15 @@ pub mod backend;
 pub mod config;
 pub mod hints;
 pub mod journal;
+mod replicas;
 pub mod serving;
 
 pub use backend::{Backend, Caps, Masks, StepError};
 pub use config::{ConfigError, CoreConfig, Limits};
+pub use replicas::RouteStats;
 pub use serving::{CoreStats, ServingCore};
 
 pub use rootstock_memory as memory;
 pub use rootstock_radix as radix;
 pub use rootstock_scheduler as scheduler;
+pub use rootstock_scheduler::router::RouterConfig;

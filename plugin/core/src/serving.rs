@@ -28,6 +28,7 @@ use std::collections::BTreeSet;
 
 use crate::config::{ConfigError, CoreConfig};
 use crate::journal::{Entry, Journal, JournalStats};
+use crate::replicas::{Replicas, RouteStats};
 
 /// Copies that a dropped core gives up at most, should giving up begin new ones for ever.
 const COPIES_GIVEN_UP_MAX: usize = 1 << 20;
@@ -38,6 +39,7 @@ pub struct ServingCore {
     config: CoreConfig,
     cache: PrefixCache,
     schedulers: Vec<Scheduler>,
+    replicas: Replicas,
     emits: Vec<Emit>,
     /// Copies that plans have carried out and nobody has acknowledged.
     copies_out: BTreeSet<CopyId>,
@@ -53,6 +55,8 @@ pub struct CoreStats {
     pub cache: CacheStats,
     /// Of each replica's scheduler.
     pub schedulers: Vec<SchedulerStats>,
+    /// How requests found their replica.
+    pub routes: RouteStats,
     /// Of the journal, if one was ever set.
     pub journal: Option<JournalStats>,
 }
@@ -70,10 +74,12 @@ impl ServingCore {
             let replica = ReplicaId(u16::try_from(index).unwrap_or(u16::MAX));
             schedulers.push(Scheduler::new(config.scheduler_of(replica))?);
         }
+        let replicas = Replicas::new(&config)?;
         Ok(Self {
             config,
             cache,
             schedulers,
+            replicas,
             emits: Vec::new(),
             copies_out: BTreeSet::new(),
             latest: 0,
@@ -111,7 +117,8 @@ impl ServingCore {
         self.cache.probe(key, replica)
     }
 
-    /// Queues a request at the replica that can start it best, or says why not.
+    /// Queues a request at the replica of the router's choice ([`CoreConfig::router`]), or says why
+    /// not.
     ///
     /// Hints above the configured ceiling are lowered to it. Exactly one `Emit::Final` follows an
     /// `Admitted` request, whatever happens; none follows the other answers.
@@ -127,14 +134,22 @@ impl ServingCore {
             tokens: &request.tokens,
         };
         self.cache.read_ahead(key, now);
-        let replica = self.choose_replica(&request);
-        self.schedulers[replica].add(request, &self.cache, now)
+        let Self {
+            replicas,
+            cache,
+            schedulers,
+            ..
+        } = self;
+        replicas.add(request, cache, schedulers, now)
     }
 
     /// Ends a request at its caller's wish. False when it is unknown or has already ended.
     pub fn abort(&mut self, request: RequestId, now: Nanos) -> bool {
         self.input(now, || Entry::Abort(request, now));
-        let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
+        let Some(scheduler) = self
+            .schedulers
+            .get_mut(replica_index(self.replicas.home(request)))
+        else {
             return false;
         };
         let emit = scheduler.abort(&mut self.cache, request, now);
@@ -149,7 +164,10 @@ impl ServingCore {
     /// end. False when it is unknown or has already ended.
     pub fn finish(&mut self, request: RequestId, reason: FinishReason, now: Nanos) -> bool {
         self.input(now, || Entry::Finish(request, reason, now));
-        let Some(scheduler) = self.schedulers.get_mut(replica_index(request.replica())) else {
+        let Some(scheduler) = self
+            .schedulers
+            .get_mut(replica_index(self.replicas.home(request)))
+        else {
             return false;
         };
         let emit = scheduler.finish(&mut self.cache, request, reason, now);
@@ -171,6 +189,8 @@ impl ServingCore {
     pub fn schedule(&mut self, replica: ReplicaId, now: Nanos) -> Option<StepPlan> {
         self.input(now, || Entry::Schedule(replica, now));
         let before = self.emits.len();
+        self.replicas
+            .help(replica, &self.cache, &mut self.schedulers, now);
         let scheduler = self.schedulers.get_mut(replica_index(replica));
         let plan = scheduler
             .and_then(|scheduler| scheduler.schedule(&mut self.cache, now, &mut self.emits));
@@ -319,6 +339,7 @@ impl ServingCore {
         CoreStats {
             cache: self.cache.stats(),
             schedulers: self.schedulers.iter().map(Scheduler::stats).collect(),
+            routes: self.replicas.stats,
             journal: self.journal.as_ref().map(Journal::stats),
         }
     }
@@ -370,7 +391,9 @@ impl ServingCore {
 
     /// Name of the phase of a live request, for people and tests.
     pub fn phase(&self, request: RequestId) -> Option<&'static str> {
-        let scheduler = self.schedulers.get(replica_index(request.replica()))?;
+        let scheduler = self
+            .schedulers
+            .get(replica_index(self.replicas.home(request)))?;
         scheduler.phase(request)
     }
 
@@ -384,31 +407,9 @@ impl ServingCore {
         self.schedulers.iter().all(Scheduler::is_idle)
     }
 
-    /// The replica with the least work in front of this request: tokens it would have to compute
-    /// there, and requests that are there already. The lowest id wins a tie.
-    fn choose_replica(&self, request: &NewRequest) -> usize {
-        if self.schedulers.len() == 1 {
-            return 0;
-        }
-        let key = Key {
-            ns: request.ns,
-            tokens: &request.tokens,
-        };
-        let cost = |index: usize| {
-            let replica = ReplicaId(u16::try_from(index).unwrap_or(u16::MAX));
-            let cached = self.cache.probe(key, replica).device_tokens as usize;
-            let uncached = request.tokens.len().saturating_sub(cached);
-            let stats = self.schedulers[index].stats();
-            let live = stats.running as usize + stats.waiting as usize;
-            uncached + live * self.config.scheduler.step_tokens as usize
-        };
-        (0..self.schedulers.len())
-            .min_by_key(|index| (cost(*index), *index))
-            .unwrap_or(0)
-    }
-
-    /// Tells the journal which events a call has added.
+    /// Tells router and journal which events a call has added.
     fn heard(&mut self, before: usize) {
+        self.replicas.hear(&self.emits[before..], self.latest);
         if let Some(journal) = &mut self.journal {
             journal.hear(&self.emits[before..]);
         }

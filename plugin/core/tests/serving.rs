@@ -17,7 +17,7 @@ use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
     SchedulerConfig, StepOutput, StepPlan,
 };
-use rootstock::{ConfigError, CoreConfig, Limits, ServingCore};
+use rootstock::{ConfigError, CoreConfig, Limits, RouterConfig, ServingCore};
 
 const PAGE_TOKENS: u32 = 4;
 
@@ -35,6 +35,7 @@ fn config(device_pages: Vec<u32>) -> CoreConfig {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
     SchedulerConfig, StepOutput, StepPlan,
 };
-use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
 /// Pages of four tokens, two replicas, two steps in flight, a queue that fills.
 pub(crate) fn config() -> CoreConfig {
@@ -34,6 +34,7 @@ pub(crate) fn config() -> CoreConfig {
         cache,
         scheduler,
         limits: Limits::default(),
+        router: RouterConfig::default(),
     }
 }
 

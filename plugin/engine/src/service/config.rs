@@ -7,7 +7,7 @@ use rootstock::journal::JournalLimits;
 use rootstock::memory::{KvDtype, KvLayout, ReplicaId};
 use rootstock::radix::{CacheConfig, KvEvent, PolicyKind, WritePolicy};
 use rootstock::scheduler::{SchedulePolicy, SchedulerConfig};
-use rootstock::{CoreConfig, Limits, ServingCore};
+use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_kernels::Isa;
 
 use super::memory;
@@ -304,6 +304,7 @@ impl ServiceConfig {
             limits: Limits {
                 ceiling: self.ceiling,
             },
+            router: RouterConfig::default(),
         }
     }
 }
