@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
@@ -19,9 +19,11 @@ use crate::control::{access, actions, flush, stats, tree, why};
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::keys::Keys;
 use crate::http::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
 use crate::openai::routes;
+use crate::openai::tokens;
 use crate::responses::routes as responses;
 use crate::responses::store::Store;
 
@@ -50,6 +52,8 @@ pub struct App {
     pub strip_preamble: bool,
     /// How often waiting streams show life.
     pub signs: Signs,
+    /// Who may ask; everybody without.
+    pub keys: Option<Keys>,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -59,7 +63,7 @@ pub struct App {
 }
 
 /// How requests are read and answered, beside the limits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// Whose rule turns hints into a place in the queue.
     pub compat: Compat,
@@ -67,6 +71,8 @@ pub struct ApiOptions {
     pub strip_preamble: bool,
     /// How often waiting streams show life.
     pub signs: Signs,
+    /// Who may ask; everybody without.
+    pub keys: Option<Keys>,
 }
 
 impl Default for ApiOptions {
@@ -75,6 +81,7 @@ impl Default for ApiOptions {
             compat: Compat::default(),
             strip_preamble: true,
             signs: Signs::default(),
+            keys: None,
         }
     }
 }
@@ -96,6 +103,7 @@ impl App {
             compat,
             strip_preamble,
             signs,
+            keys,
         } = options;
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
@@ -105,6 +113,7 @@ impl App {
             compat,
             strip_preamble,
             signs,
+            keys,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
@@ -142,6 +151,8 @@ impl App {
             .route("/v1/models/{*name}", get(admin::model))
             .route("/v1/chat/completions", post(routes::chat))
             .route("/v1/completions", post(routes::completions))
+            .route("/tokenize", post(tokens::tokenize))
+            .route("/detokenize", post(tokens::detokenize))
             .route("/v1/responses", post(responses::create))
             .route(
                 "/v1/responses/{id}",
@@ -151,6 +162,7 @@ impl App {
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
+            .layer(middleware::from_fn_with_state(Arc::clone(self), check_key))
             .layer(middleware::from_fn(echo_label))
             .with_state(Arc::clone(self))
     }
@@ -165,6 +177,20 @@ async fn echo_label(request: Request, next: Next) -> Response<Body> {
         response.headers_mut().insert(&LABEL, label);
     }
     response
+}
+
+/// Paths that answer without a key: probes and what this is. Flushing is for this machine only.
+const OPEN_PATHS: [&str; 4] = ["/", "/health", "/ready", "/flush_cache"];
+
+/// With keys, whoever has none is told so before anything is read.
+async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    let is_open = OPEN_PATHS.contains(&request.uri().path());
+    if let Some(keys) = app.keys.as_ref().filter(|_| !is_open)
+        && let Err(error) = keys.tenant(request.headers())
+    {
+        return refuse(&request, &error);
+    }
+    next.run(request).await
 }
 
 fn usable_label(headers: &HeaderMap) -> Option<HeaderValue> {

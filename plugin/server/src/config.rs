@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::app::ApiOptions;
+use crate::http::keys::{Keys, KeysError};
 use crate::kv_events::endpoint::Endpoint;
 use crate::kv_events::publisher::Settings;
 use crate::options::{
@@ -66,6 +67,8 @@ pub struct Config {
     pub schedule_policy: ScheduleName,
     /// How hints become a place in the queue.
     pub compat: CompatName,
+    /// File of API keys; without one everybody may ask.
+    pub api_keys: Option<PathBuf>,
     /// Whether the billing line at the head of an agent's system prompt is left out.
     pub strip_anthropic_preamble: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
@@ -130,12 +133,16 @@ pub struct ConfigError {
 
 impl Config {
     /// How requests are read and answered.
-    pub fn api_options(&self) -> ApiOptions {
-        ApiOptions {
+    ///
+    /// # Errors
+    /// A key file that cannot be used.
+    pub fn api_options(&self) -> Result<ApiOptions, KeysError> {
+        Ok(ApiOptions {
             compat: self.compat.into(),
             strip_preamble: self.strip_anthropic_preamble,
+            keys: self.api_keys.as_deref().map(Keys::read).transpose()?,
             ..ApiOptions::default()
-        }
+        })
     }
 
     /// Fills what is absent with defaults and checks every value.
@@ -172,6 +179,7 @@ impl Config {
             policy: options.policy.unwrap_or(EvictionName::Priority),
             schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
             compat: options.compat.unwrap_or_default(),
+            api_keys: options.api_keys.clone(),
             strip_anthropic_preamble: options.strip_anthropic_preamble.unwrap_or(true),
             aging_s: options.aging_s.unwrap_or(30.0),
             threads: options.threads,
@@ -226,6 +234,7 @@ impl Config {
             policy: Some(self.policy),
             schedule_policy: Some(self.schedule_policy),
             compat: Some(self.compat),
+            api_keys: self.api_keys.clone(),
             strip_anthropic_preamble: Some(self.strip_anthropic_preamble),
             aging_s: Some(self.aging_s),
             threads: self.threads,

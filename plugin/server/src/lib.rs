@@ -28,6 +28,7 @@ pub mod http {
     pub mod answer;
     pub mod api_error;
     pub mod body;
+    pub mod keys;
     pub mod lifecycle;
     pub mod listener;
     pub mod sse;
@@ -102,6 +103,7 @@ pub mod openai {
     pub mod reply_nvext;
     pub mod routes;
     pub mod stream;
+    pub mod tokens;
     pub mod turn;
 }
 

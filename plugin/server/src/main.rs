@@ -99,7 +99,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut signals = Signals::new()?;
     let bound = Bound::new(&config.host, config.port).await?;
     let limits = config.http;
-    let options = config.api_options();
+    let options = config.api_options()?;
     let publisher = publisher(&config).await?;
     let mut loaded = load(config, publisher.as_ref(), &mut signals).await?;
     if let Some(publisher) = &publisher {

@@ -95,6 +95,9 @@ options! {
     /// Whose rule turns hints into a place in the queue [default: rootstock]
     #[arg(long, env = "ROOTSTOCK_COMPAT", value_name = "RULE")]
     compat: CompatName,
+    /// Take requests only with a key of this file
+    #[arg(long, env = "ROOTSTOCK_API_KEYS", value_name = "FILE")]
+    api_keys: PathBuf,
     /// Leave out the billing line that Claude Code puts at the head of its system prompt, which
     /// differs from session to session [default: true]
     #[arg(long, env = "ROOTSTOCK_STRIP_ANTHROPIC_PREAMBLE", value_name = "BOOL")]

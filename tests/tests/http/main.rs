@@ -15,6 +15,7 @@ mod client;
 mod control;
 mod default_model;
 mod drain;
+mod edge;
 mod limits;
 mod metrics;
 mod model;

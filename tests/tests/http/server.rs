@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::service::{ModelIdentity, Service, ServiceConfig, Stats};
-use rootstock_server::app::App;
+use rootstock_server::app::{ApiOptions, App};
 use rootstock_server::config::HttpLimits;
 use rootstock_server::control::why::Memory;
 use rootstock_server::engine_port::Engine;
@@ -37,6 +37,7 @@ pub(crate) struct Server {
 pub(crate) struct ParrotSetup {
     pub(crate) service: ServiceConfig,
     pub(crate) limits: HttpLimits,
+    pub(crate) options: ApiOptions,
     pub(crate) pages: u32,
     /// Where cache events go.
     pub(crate) feed: Option<Feed>,
@@ -53,6 +54,7 @@ impl Default for ParrotSetup {
                 drain_timeout_s: 60,
                 ..HttpLimits::default()
             },
+            options: ApiOptions::default(),
             pages: 2048,
             feed: None,
         }
@@ -81,7 +83,12 @@ impl Server {
         };
         let service = Service::start_with(config, vec![Box::new(backend)], identity).unwrap();
         let engine = Engine::new(service.clone(), &file).unwrap();
-        Server::start(service, engine.remembering(memory), setup.limits, perch)
+        Server::start(
+            service,
+            engine.remembering(memory),
+            (setup.limits, setup.options),
+            perch,
+        )
     }
 
     /// A server over a model file.
@@ -89,11 +96,16 @@ impl Server {
         let file = Gguf::open(path).unwrap();
         let service = Service::start(&file, config).unwrap();
         let engine = Engine::new(service.clone(), &file).unwrap();
-        Server::start(service, engine, HttpLimits::default(), Perch::default())
+        Server::start(service, engine, Default::default(), Perch::default())
     }
 
-    fn start(service: Service, engine: Engine, limits: HttpLimits, perch: Perch) -> Server {
-        let app = App::new(engine, limits);
+    fn start(
+        service: Service,
+        engine: Engine,
+        (limits, options): (HttpLimits, ApiOptions),
+        perch: Perch,
+    ) -> Server {
+        let app = App::with(engine, limits, options);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

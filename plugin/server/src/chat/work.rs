@@ -167,7 +167,10 @@ pub fn read_hints(app: &App, body: &Value, headers: &HeaderMap) -> ParsedHints {
         .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)))
         .collect();
     let nvext = body.get("nvext").unwrap_or(&Value::Null);
-    let parsed = hints::parse_as(app.compat, nvext, body, &pairs);
+    let mut parsed = hints::parse_as(app.compat, nvext, body, &pairs);
+    if let Some(tenant) = app.keys.as_ref().and_then(|keys| keys.tenant(headers).ok()) {
+        tenant.bind(&mut parsed);
+    }
     app.metrics.ignored(parsed.hints.ignored.len());
     parsed
 }
