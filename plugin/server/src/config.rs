@@ -205,7 +205,7 @@ impl Config {
             replay: kv_events.replay,
             topic: kv_events.topic,
             buffer_bytes: kv_events.buffer_bytes,
-            ranks: 1,
+            ranks: self.replicas,
             unix_seconds: crate::clock::unix_seconds_exact,
         })
     }
@@ -393,6 +393,13 @@ mod tests {
         let error = config(Some("5557"), None).unwrap_err().to_string();
         assert!(error.starts_with("--kv-events is 5557; tcp://"), "{error}");
         assert!(config(None, Some("tcp://*:9")).is_err());
+        let options = Options {
+            kv_events: Some("tcp://*:9".into()),
+            replicas: Some(3),
+            ..Options::default()
+        };
+        let settings = Config::new(&options, None).unwrap().publisher_settings();
+        assert_eq!(settings.unwrap().ranks, 3, "a rank for each replica");
     }
 
     #[test]
