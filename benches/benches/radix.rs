@@ -308,7 +308,7 @@ fn shape(criterion: &mut Criterion) {
 }
 
 fn fleet(criterion: &mut Criterion) {
-    let mut workload = Fleet::new().workload;
+    let mut workload = Fleet::new(1).workload;
     if !measuring() {
         workload.ops.truncate(40);
     }

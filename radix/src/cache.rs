@@ -17,13 +17,15 @@ use crate::namespace::Namespaces;
 use crate::node::Node;
 use crate::order::Ranking;
 use crate::pin::Pins;
+use crate::policy::agent::{Agent, Said};
+use crate::program::Programs;
 use crate::retain::Retention;
 use crate::storage::Store;
 use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
     CacheConfig, CacheError, CacheStats, FlushRefused, Key, Lease, Match, NamespaceId,
-    NamespaceKey, Probe, Token, WritePolicy,
+    NamespaceKey, PolicyKind, Probe, Token, WritePolicy,
 };
 use rootstock_memory::{Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
 
@@ -39,6 +41,9 @@ pub struct PrefixCache {
     pub(crate) pins: Pins,
     pub(crate) retention: Retention,
     pub(crate) store: Option<Store>,
+    /// Only with that policy.
+    pub(crate) agent: Option<Box<Agent>>,
+    pub(crate) programs: Programs,
     pub(crate) write_policy: WritePolicy,
     pub(crate) max_copies: usize,
     pub(crate) layers: u16,
@@ -98,6 +103,8 @@ impl PrefixCache {
             reason = "a share"
         )]
         let budget = (pinnable * config.pin_budget) as u32;
+        let devices = config.device_pages.iter().copied();
+        let pages = devices.fold(config.host_pages, u32::saturating_add);
         Ok(Self {
             tree: Tree::new(config.page_tokens, config.max_nodes, hashing),
             tiers,
@@ -107,6 +114,8 @@ impl PrefixCache {
             retention: Retention::default(),
             store: (config.storage_pages > 0)
                 .then(|| Store::new(config.storage_pages, config.storage_probes)),
+            agent: (config.policy == PolicyKind::Agent).then(|| Box::new(Agent::new(pages))),
+            programs: Programs::default(),
             write_policy: config.write_policy,
             max_copies: config.max_copies as usize,
             layers: config.layers,
@@ -195,6 +204,8 @@ impl PrefixCache {
             kept: None,
             ahead: None,
             copy: None,
+            arrived: now,
+            said: Said::default(),
         };
         self.expire(now);
         self.leases += 1;
@@ -349,6 +360,8 @@ impl PrefixCache {
             pinned_pages: self.pins.pages,
             pin_budget_pages: self.pins.budget,
             retained_nodes: narrow(self.retention.len()),
+            programs: narrow(self.programs.len()),
+            duel: self.agent.as_ref().map(|agent| agent.duel()),
             pins_yielded: self.pins_yielded,
             stray_releases: self
                 .tiers
@@ -420,6 +433,9 @@ impl PrefixCache {
         }
         self.split_pin(at, upper);
         self.retention.split(at, upper);
+        if let Some(agent) = &mut self.agent {
+            agent.split(at, upper, self.tree.node(at).depth);
+        }
         Some(upper)
     }
 
@@ -480,12 +496,6 @@ impl PrefixCache {
             return (upper, reached.pages + common);
         }
         (reached.node, reached.pages)
-    }
-
-    /// A request found a node.
-    fn matched(&mut self, at: u32, now: Nanos) {
-        self.retention.touch(at, now);
-        self.update(at, |node| node.hits = node.hits.saturating_add(1));
     }
 
     /// Whether a node is in this tier and no other.

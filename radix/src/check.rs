@@ -67,6 +67,13 @@ impl PrefixCache {
         self.check_copies()?;
         self.check_pins()?;
         let priority_of = |at: u32| self.tree.nodes.get(at as usize).map(|node| node.priority);
+        let pages_of = |at: u32| {
+            let node = self.tree.nodes.get(at as usize)?;
+            Some((node.depth, node.end()))
+        };
+        if let Some(fault) = self.agent.as_ref().and_then(|agent| agent.fault(pages_of)) {
+            return Err(Corruption::new("agent", fault));
+        }
         if let Some(fault) = self.retention.fault(priority_of) {
             return Err(Corruption::new("retention", fault));
         }
@@ -326,6 +333,14 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
                 let key = (ranking.rank(node, &tier.span(index(at))), index(at));
                 ensure!("order", set.contains(&key), "node {at} is not ranked");
             }
+        }
+        Order::Worth(shelf) => {
+            let listed = shelf.check();
+            let listed = listed.map_err(|fault| Corruption::new("order", fault))?;
+            let candidates = || nodes().filter(|&(at, _)| tier.span(index(at)).is_candidate());
+            let (expected, mut all) = (candidates().count(), candidates());
+            let right = listed == expected && all.all(|(at, _)| shelf.holds(index(at)));
+            ensure!("order", right, "{listed} of {expected} in cells");
         }
         Order::Recency(list) => {
             let mut place = vec![None; tree.nodes.capacity()];

@@ -23,6 +23,9 @@ pub enum PolicyKind {
     Mru,
     /// What was never matched first, then least recently used.
     Slru,
+    /// What brings the fewest uses per second of memory first, learned from the load and from
+    /// what requests say; never for long worse than `Lru`.
+    Agent,
 }
 
 /// When device pages are copied to the host tier.

@@ -43,14 +43,19 @@ impl PrefixCache {
                 Place::Tail
             };
             self.retention.touch(node, now);
+            let mark = self.judge(node, &lease);
             let free = self.tiers[at].unlease(node, self.tree.node(node), place, self.clock);
             below = free.then_some(node);
+            self.settle(node, mark.filter(|_| free));
             if alone && fate == Fate::Ephemeral {
                 let dropped = self.drop_from(at, node);
                 self.tiers[at].dropped_pages += u64::from(dropped);
                 below = None;
             }
             node = parent;
+        }
+        if fate != Fate::Preempted {
+            self.conclude(&lease, last, now);
         }
         lease.node = NIL;
         self.leases -= 1;

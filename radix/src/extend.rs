@@ -143,6 +143,9 @@ impl PrefixCache {
         let end = self.normal(lease.node, lease.pages + count);
         self.hash_pages(end, count);
         self.address_pages(end, count);
+        if let Some(agent) = &mut self.agent {
+            agent.computed(&self.tree, end, count);
+        }
         self.tell_stored(tier, end, count);
         lease.own_from = lease.own_from.min(lease.pages);
         lease.pages += count;

@@ -2,7 +2,8 @@
 
 use crate::NamespaceId;
 use crate::node::NIL;
-use rootstock_memory::{CopyId, PageId, Pages, ReplicaId, StepId};
+use crate::policy::agent::Said;
+use rootstock_memory::{CopyId, Nanos, PageId, Pages, ReplicaId, StepId};
 use std::num::NonZeroU32;
 
 /// Pages that the lease owns itself, because the tree has others for the same tokens or no room
@@ -38,6 +39,9 @@ pub struct Lease {
     pub(crate) ahead: Option<(u32, NonZeroU32, u32)>,
     /// The copy that brings it up.
     pub(crate) copy: Option<CopyId>,
+    pub(crate) arrived: Nanos,
+    /// What the request says about itself.
+    pub(crate) said: Said,
 }
 
 impl Lease {

@@ -7,6 +7,7 @@
 
 use crate::PolicyKind;
 use crate::node::{NIL, Node};
+use crate::policy::agent::{Agent, Shelf};
 use crate::tier::Span;
 use std::collections::BTreeSet;
 
@@ -41,6 +42,8 @@ pub(crate) enum Ranking {
     MostRecent,
     /// What was never matched goes before what was.
     Segmented,
+    /// By learned worth.
+    Worth,
 }
 
 impl Ranking {
@@ -53,6 +56,7 @@ impl Ranking {
             PolicyKind::Filo => Self::LastIn,
             PolicyKind::Mru => Self::MostRecent,
             PolicyKind::Slru => Self::Segmented,
+            PolicyKind::Agent => Self::Worth,
         }
     }
 
@@ -63,7 +67,7 @@ impl Ranking {
         }
         match self {
             Self::Recency => (0, span.stamp),
-            Self::Priority => (node.priority.into(), span.stamp),
+            Self::Priority | Self::Worth => (node.priority.into(), span.stamp),
             Self::Frequency => (node.hits.into(), span.stamp),
             Self::FirstIn => (0, node.created),
             Self::LastIn => (0, u64::MAX - node.created),
@@ -106,7 +110,7 @@ impl List {
     }
 
     /// Puts `at` behind `before`; at the front when that is `None`.
-    fn insert(&mut self, at: u32, before: Option<u32>) {
+    pub(crate) fn insert(&mut self, at: u32, before: Option<u32>) {
         self.grow(at);
         assert!(
             !self.links[at as usize].listed,
@@ -137,7 +141,7 @@ impl List {
         self.ends = Some((head, tail));
     }
 
-    fn remove(&mut self, at: u32) {
+    pub(crate) fn remove(&mut self, at: u32) {
         let Links { prev, next, listed } = self.links[at as usize];
         assert!(listed, "node {at} is listed");
         self.links[at as usize] = Links::NONE;
@@ -175,14 +179,21 @@ pub(crate) enum Order {
     Recency(List),
     /// The candidates.
     Ranked(Ranking, BTreeSet<(Rank, u32)>),
+    /// The candidates, by priority and learned worth.
+    Worth(Box<Shelf>),
 }
 
 impl Order {
     pub(crate) fn new(ranking: Ranking) -> Self {
-        if ranking == Ranking::Recency {
-            Self::Recency(List::default())
-        } else {
-            Self::ranked(ranking)
+        match ranking {
+            Ranking::Recency => Self::Recency(List::default()),
+            Ranking::Worth => Self::Worth(Box::new(Shelf::new(&Agent::first_order()))),
+            Ranking::Priority
+            | Ranking::Frequency
+            | Ranking::FirstIn
+            | Ranking::LastIn
+            | Ranking::MostRecent
+            | Ranking::Segmented => Self::ranked(ranking),
         }
     }
 
@@ -216,17 +227,30 @@ impl Order {
 
     /// `at` became a candidate, or its key has changed.
     pub(crate) fn rank(&mut self, at: u32, node: &Node, span: &Span) {
-        if let Self::Ranked(ranking, set) = self {
-            let new = set.insert((ranking.rank(node, span), at));
-            assert!(new, "node {at} is ranked once");
+        match self {
+            Self::Recency(_) => {}
+            Self::Ranked(ranking, set) => {
+                let new = set.insert((ranking.rank(node, span), at));
+                assert!(new, "node {at} is ranked once");
+            }
+            Self::Worth(shelf) => {
+                let priority = if span.spent { i32::MIN } else { node.priority };
+                shelf.insert(at, priority, span.stamp);
+            }
         }
     }
 
     /// `at` stops being a candidate, or its key is about to change.
     pub(crate) fn unrank(&mut self, at: u32, node: &Node, span: &Span) {
-        if let Self::Ranked(ranking, set) = self {
-            let was = set.remove(&(ranking.rank(node, span), at));
-            assert!(was, "node {at} is ranked");
+        match self {
+            Self::Recency(_) => {}
+            Self::Ranked(ranking, set) => {
+                let was = set.remove(&(ranking.rank(node, span), at));
+                assert!(was, "node {at} is ranked");
+            }
+            Self::Worth(shelf) => {
+                shelf.remove(at);
+            }
         }
     }
 
@@ -237,11 +261,20 @@ impl Order {
         }
     }
 
+    /// The cells of learned worth, where the order is by them.
+    pub(crate) fn shelf(&mut self) -> Option<&mut Shelf> {
+        match self {
+            Self::Worth(shelf) => Some(shelf),
+            Self::Recency(_) | Self::Ranked(..) => None,
+        }
+    }
+
     /// Who goes first. Passes over what copies keep, which is bounded by the copies under way.
     pub(crate) fn first(&self, spans: &[Span]) -> Option<u32> {
         match self {
             Self::Recency(list) => list.iter().find(|&at| spans[at as usize].is_candidate()),
             Self::Ranked(_, set) => set.first().map(|&(_, at)| at),
+            Self::Worth(shelf) => shelf.first(),
         }
     }
 }

@@ -47,10 +47,19 @@ impl Pins {
 }
 
 impl PrefixCache {
-    /// Does a verb for a tenant. Verbs on programs are not built yet and are rejected.
+    /// Does a verb for a tenant; on a program, on the prefix of its last request.
     pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
         self.expire(now);
         self.clock += 1;
+        if let Action::Release {
+            target: Target::Program(program),
+        } = *action
+        {
+            return self.release_program(tenant, program, now);
+        }
+        let Some(action) = &self.on_prefix(action) else {
+            return Outcome::Missing;
+        };
         match action {
             Action::Pin {
                 target: Target::Prefix { ns, tokens },
@@ -99,6 +108,7 @@ impl PrefixCache {
     }
 
     pub(crate) fn expire(&mut self, now: Nanos) {
+        self.age(now);
         while let Some(&(until, _, at)) = self.pins.due.first() {
             if until > now {
                 break;

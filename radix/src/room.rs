@@ -250,6 +250,9 @@ impl PrefixCache {
             self.tell_removed(tier, at, keep);
             let freed = self.tiers[tier].free_tail(at, self.tree.node(at), keep);
             self.tree.truncate(at, keep);
+            if let Some(agent) = &mut self.agent {
+                agent.evicted(at, self.tree.node(at).end());
+            }
             return freed;
         }
         if keep > 0 {
@@ -294,6 +297,9 @@ impl PrefixCache {
     fn remove(&mut self, at: u32) {
         self.tree.remove(at);
         self.retention.forget(at);
+        if let Some(agent) = &mut self.agent {
+            agent.forget(at);
+        }
         for tier in &mut self.tiers {
             tier.forget(at);
         }

@@ -1,5 +1,6 @@
 //! Counts that the cache reports. Counters only grow; gauges are the state now.
 
+use crate::Duel;
 use rootstock_memory::TierId;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,10 @@ pub struct CacheStats {
     pub lookup_tokens: u64,
     /// Counter: pages not cached because `max_nodes` was reached.
     pub uncached_pages: u64,
+    /// Programs known.
+    pub programs: u32,
+    /// The duel of policy `agent` with least recently used; absent with other policies.
+    pub duel: Option<Duel>,
     /// Copies that are not acknowledged.
     pub copies_under_way: u32,
     /// Counter: copies that failed.

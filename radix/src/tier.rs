@@ -272,6 +272,10 @@ impl Tier {
         if span.is_listed() {
             self.order.split(lower, upper);
         }
+        if let Some(shelf) = self.order.shelf() {
+            let mark = shelf.mark_of(lower);
+            shelf.mark(upper, mark);
+        }
     }
 
     /// One lease more on a resident node.

@@ -118,6 +118,8 @@ impl Scheduler {
                 });
             }
         };
+        let live = &self.live[&id];
+        cx.cache.describe(live.tenant, &mut lease, &live.hints);
         let copy = match cached.host {
             0 => None,
             _ => cx.cache.promote(&mut lease, &mut rest, cx.now),

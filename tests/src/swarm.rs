@@ -147,6 +147,7 @@ fn cache_of(rng: &mut Rng, page_tokens: u32, pages: u32) -> CacheConfig {
             PolicyKind::Priority,
             PolicyKind::Lfu,
             PolicyKind::Slru,
+            PolicyKind::Agent,
         ]),
         write_policy: *rng.pick(&[
             WritePolicy::Through,

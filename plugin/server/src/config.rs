@@ -176,7 +176,7 @@ impl Config {
             step_tokens: options.step_tokens.unwrap_or(512),
             max_in_flight: options.max_in_flight.unwrap_or(1),
             max_model_len: options.max_model_len,
-            policy: options.policy.unwrap_or(EvictionName::Priority),
+            policy: options.policy.unwrap_or(EvictionName::Agent),
             schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
             compat: options.compat.unwrap_or_default(),
             api_keys: options.api_keys.clone(),

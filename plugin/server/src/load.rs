@@ -255,6 +255,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
             EvictionName::Filo => PolicyKind::Filo,
             EvictionName::Mru => PolicyKind::Mru,
             EvictionName::Slru => PolicyKind::Slru,
+            EvictionName::Agent => PolicyKind::Agent,
         },
         schedule_policy: match config.schedule_policy {
             ScheduleName::Fcfs => SchedulePolicy::Fcfs,

@@ -86,7 +86,7 @@ options! {
     /// Prompt and answer together, in tokens [default: what the model was trained for]
     #[arg(long, env = "ROOTSTOCK_MAX_MODEL_LEN", value_name = "TOKENS")]
     max_model_len: u32,
-    /// What is evicted first when the KV cache is full [default: priority]
+    /// What is evicted first when the KV cache is full [default: agent]
     #[arg(long, env = "ROOTSTOCK_POLICY", value_name = "POLICY")]
     policy: EvictionName,
     /// Order of the waiting requests [default: priority]
@@ -217,6 +217,8 @@ pub enum EvictionName {
     Mru,
     /// What was never matched, then least recently used.
     Slru,
+    /// Lowest priority, then what is learned to bring the fewest uses per second of memory.
+    Agent,
 }
 
 /// `--write-policy`.

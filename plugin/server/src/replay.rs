@@ -25,6 +25,7 @@ mod read;
 mod report;
 mod request_trace;
 mod row;
+mod signals;
 mod ticker;
 mod trace;
 mod tree;
@@ -37,6 +38,7 @@ pub use error::ReplayError;
 pub use policy::{Policy, UnknownPolicy};
 pub use read::TraceForm;
 pub use report::{Entry, Report};
+pub use signals::Signal;
 
 /// Blocks of a cache, at most: as many as a trace may have.
 const CAPACITY_BLOCKS_MAX: u32 = 1 << 28;
@@ -53,6 +55,12 @@ pub struct ReplayFlags {
     /// Capacities in tokens, separated by commas [default: 1/32 to all of the trace's blocks]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
     pub capacity: Vec<u64>,
+    /// Tokens of a host tier below each capacity; the optimum has both in one
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, requires = "trace")]
+    pub host_capacity: u64,
+    /// Signals of the rows that count, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "trace")]
+    pub signals: Vec<Signal>,
     /// Tokens that a hash id of the trace stands for [default: told from the trace]
     #[arg(long, value_name = "TOKENS", requires = "trace")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -95,9 +103,10 @@ pub fn run(trace: &Path, flags: &ReplayFlags, out: &mut dyn Write) -> Result<(),
 /// The trace or a flag is wrong, or the trace cannot be read.
 pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> {
     let reading = bar("reading", "{bytes} of {total_bytes}");
-    let file = read::read_file(trace, flags.page_size, &reading)?;
+    let file = read::read_file(trace, flags.page_size, &flags.signals, &reading)?;
     reading.finish_and_clear();
     let capacities = capacities(&flags.capacity, &file)?;
+    let host_blocks = host_blocks(flags.host_capacity, file.page_tokens)?;
     let policies = policies(&flags.policies).into_iter().map(Line::Policy);
     let jobs: Vec<Job> = policies
         .chain([Line::Optimum])
@@ -106,6 +115,7 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
                 line,
                 tokens,
                 blocks,
+                host_blocks,
             })
         })
         .collect();
@@ -158,6 +168,14 @@ fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, Replay
     checked.collect()
 }
 
+/// Whole blocks of the host tier.
+fn host_blocks(tokens: u64, page_tokens: u32) -> Result<u32, ReplayError> {
+    let limit = u64::from(CAPACITY_BLOCKS_MAX) * u64::from(page_tokens);
+    let blocks = u32::try_from(tokens / u64::from(page_tokens)).ok();
+    let fits = blocks.filter(|blocks| *blocks <= CAPACITY_BLOCKS_MAX);
+    fits.ok_or(ReplayError::HostCapacity { tokens, limit })
+}
+
 /// The report of all outcomes, with the line of the infinite cache as the last.
 fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> Report {
     let trace = &file.trace;
@@ -196,6 +214,9 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         form: file.form,
         requests: trace.len() as u64,
         page_tokens: file.page_tokens,
+        host_tokens: jobs.first().map_or(0, |job| {
+            u64::from(job.host_blocks) * u64::from(file.page_tokens)
+        }),
         blocks,
         distinct_blocks: trace.distinct_blocks(),
         split_ids: trace.split_ids(),

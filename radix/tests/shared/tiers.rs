@@ -62,6 +62,7 @@ impl World {
             PolicyKind::Filo,
             PolicyKind::Mru,
             PolicyKind::Slru,
+            PolicyKind::Agent,
         ];
         let writes = [
             WritePolicy::Through,

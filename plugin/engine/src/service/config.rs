@@ -176,7 +176,7 @@ impl Default for ServiceConfig {
             max_running: scheduler.max_running,
             max_queue: scheduler.max_queue,
             max_model_len: None,
-            policy: PolicyKind::Priority,
+            policy: PolicyKind::Agent,
             schedule_policy: scheduler.policy,
             aging_s: scheduler.aging_s,
             preempt_gap: scheduler.preempt_gap,

@@ -16,6 +16,14 @@ pub enum ReplayError {
         /// Why.
         source: std::io::Error,
     },
+    /// A host tier beyond what a cache may have.
+    #[error("--host-capacity {tokens}: at most {limit} tokens")]
+    HostCapacity {
+        /// What was asked for.
+        tokens: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The trace breaks off or is damaged.
     #[error("line {line}: cannot be read: {source}")]
     Read {

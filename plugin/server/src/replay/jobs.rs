@@ -11,7 +11,7 @@ use super::optimum::{self, Future};
 use super::policy::Policy;
 use super::ticker::Ticker;
 use super::trace::Trace;
-use super::tree;
+use super::tree::{self, Room};
 
 /// What a line of the table shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub(crate) struct Job {
     pub(crate) line: Line,
     pub(crate) tokens: u64,
     pub(crate) blocks: u32,
+    pub(crate) host_blocks: u32,
 }
 
 /// Hits of a cell, and how long they took.
@@ -88,8 +89,14 @@ fn run_one(
     let mut ticker = Ticker::new(progress.clone());
     let start = crate::clock::now();
     let hits = match job.line {
-        Line::Policy(policy) => tree::hits(trace, policy.kind, job.blocks, &mut ticker)?,
-        Line::Optimum => optimum::hits(trace, future, job.blocks, &mut ticker),
+        Line::Policy(policy) => {
+            let room = Room {
+                device: job.blocks,
+                host: job.host_blocks,
+            };
+            tree::hits(trace, policy.kind, room, &mut ticker)?
+        }
+        Line::Optimum => optimum::hits(trace, future, job.blocks + job.host_blocks, &mut ticker),
     };
     Ok(Outcome {
         hits,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::error::ReplayError;
 use super::row::{Expected, Row, complain, is_count, is_counts};
+use super::signals::Signals;
 
 #[derive(Deserialize)]
 struct MooncakeRow {
@@ -16,6 +17,8 @@ struct MooncakeRow {
     input_length: Option<u64>,
     hash_ids: Vec<u64>,
     chat_id: Option<serde::de::IgnoredAny>,
+    #[serde(flatten)]
+    signals: Signals,
 }
 
 const EXPECTED: [Expected; 3] = [
@@ -44,6 +47,7 @@ pub(crate) fn parse(line: u64, text: &[u8]) -> Result<Row, ReplayError> {
         arrival_ns: nanos(row.timestamp, unit_ns),
         input_tokens: row.input_length,
         hash_ids: row.hash_ids,
+        signals: row.signals,
     })
 }
 
@@ -78,6 +82,10 @@ mod tests {
             arrival_ns: 27_000_000_000,
             input_tokens: Some(6758),
             hash_ids: vec![0, u64::MAX],
+            signals: Signals {
+                session_id: Some("x".to_owned()),
+                ..Signals::default()
+            },
         };
         assert_eq!(parse(1, text.as_bytes()).unwrap(), row);
         let text = r#"{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 21,
@@ -86,6 +94,7 @@ mod tests {
             arrival_ns: 61_500_000_000,
             input_tokens: Some(21),
             hash_ids: vec![4, 5],
+            ..Row::default()
         };
         assert_eq!(parse(1, text.as_bytes()).unwrap(), row);
     }

@@ -13,6 +13,7 @@ use super::error::ReplayError;
 use super::mooncake;
 use super::request_trace::{self, Replayed};
 use super::row::Row;
+use super::signals::Signal;
 use super::trace::{Trace, TraceBuilder};
 
 /// Bytes of a line, at most: a prompt of 10 million tokens in 16-token blocks takes 13 MB.
@@ -44,13 +45,14 @@ pub(crate) struct TraceFile {
     pub(crate) misfits: u64,
 }
 
-/// Reads the file at `path`; `page_tokens` is `--page-size`.
+/// Reads the file at `path`; `page_tokens` is `--page-size`, `wanted` is `--signals`.
 ///
 /// # Errors
 /// The file cannot be read, a line is not a row, or the block size stays unknown.
 pub(crate) fn read_file(
     path: &Path,
     page_tokens: Option<u32>,
+    wanted: &[Signal],
     progress: &ProgressBar,
 ) -> Result<TraceFile, ReplayError> {
     let failed = |source| ReplayError::File {
@@ -64,9 +66,10 @@ pub(crate) fn read_file(
         read(
             BufReader::with_capacity(1 << 16, MultiGzDecoder::new(bytes)),
             page_tokens,
+            wanted,
         )
     } else {
-        read(bytes, page_tokens)
+        read(bytes, page_tokens, wanted)
     }
 }
 
@@ -77,6 +80,7 @@ pub(crate) fn read_file(
 pub(crate) fn read(
     source: impl BufRead,
     page_tokens: Option<u32>,
+    wanted: &[Signal],
 ) -> Result<TraceFile, ReplayError> {
     let mut lines = Lines {
         source,
@@ -93,8 +97,8 @@ pub(crate) fn read(
     let mut builder = TraceBuilder::default();
     let mut size = BlockSize::default();
     match form {
-        TraceForm::Mooncake => read_mooncake(&mut lines, &mut builder, &mut size)?,
-        TraceForm::RequestTrace => read_events(&mut lines, &mut builder, &mut size)?,
+        TraceForm::Mooncake => read_mooncake(&mut lines, &mut builder, &mut size, wanted)?,
+        TraceForm::RequestTrace => read_events(&mut lines, &mut builder, &mut size, wanted)?,
     }
     let trace = builder.in_file_order()?;
     let page_tokens = size.decide(page_tokens)?;
@@ -123,6 +127,7 @@ fn read_mooncake<R: BufRead>(
     lines: &mut Lines<R>,
     builder: &mut TraceBuilder,
     size: &mut BlockSize,
+    wanted: &[Signal],
 ) -> Result<(), ReplayError> {
     let mut row = lines.current();
     while let Some((line, text)) = row {
@@ -130,9 +135,11 @@ fn read_mooncake<R: BufRead>(
             arrival_ns,
             input_tokens,
             hash_ids,
+            signals,
         } = mooncake::parse(line, text)?;
         size.observe(input_tokens, hash_ids.len());
         builder.push(line, arrival_ns, &hash_ids)?;
+        builder.say(signals.only(wanted));
         row = lines.next_row()?;
     }
     Ok(())
@@ -143,6 +150,7 @@ fn read_events<R: BufRead>(
     lines: &mut Lines<R>,
     builder: &mut TraceBuilder,
     size: &mut BlockSize,
+    wanted: &[Signal],
 ) -> Result<(), ReplayError> {
     let mut ended = Vec::new();
     let mut row = lines.current();
@@ -156,8 +164,9 @@ fn read_events<R: BufRead>(
     }
     ended.sort_by_key(|(_, row)| row.arrival_ns);
     let first_ns = ended.first().map_or(0, |(_, row)| row.arrival_ns);
-    for (line, row) in &ended {
-        builder.push(*line, row.arrival_ns - first_ns, &row.hash_ids)?;
+    for (line, row) in ended {
+        builder.push(line, row.arrival_ns - first_ns, &row.hash_ids)?;
+        builder.say(row.signals.only(wanted));
     }
     Ok(())
 }
@@ -212,12 +221,12 @@ mod tests {
                         {\"timestamp\": 3, \"input_length\": 513, \"hash_ids\": [7, 9]}";
 
     fn failure(text: &str) -> String {
-        read(text.as_bytes(), None).unwrap_err().to_string()
+        read(text.as_bytes(), None, &[]).unwrap_err().to_string()
     }
 
     #[test]
     fn blank_lines_and_a_missing_last_newline_do_no_harm() {
-        let file = read(ROWS.as_bytes(), None).unwrap();
+        let file = read(ROWS.as_bytes(), None, &[]).unwrap();
         assert_eq!(
             (file.form, file.page_tokens, file.misfits),
             (TraceForm::Mooncake, 512, 0)
@@ -240,9 +249,9 @@ mod tests {
         }
         let path = std::env::temp_dir().join(format!("rootstock-gz-{}", std::process::id()));
         std::fs::write(&path, &packed).unwrap();
-        let file = read_file(&path, None, &ProgressBar::hidden());
+        let file = read_file(&path, None, &[], &ProgressBar::hidden());
         std::fs::write(&path, &packed[..packed.len() - 12]).unwrap();
-        let cut = read_file(&path, None, &ProgressBar::hidden());
+        let cut = read_file(&path, None, &[], &ProgressBar::hidden());
         std::fs::remove_file(&path).unwrap();
         assert_eq!(file.unwrap().trace.len(), 2);
         let cut = cut.unwrap_err().to_string();
@@ -267,7 +276,9 @@ mod tests {
     #[test]
     fn a_line_without_end_is_refused_before_it_fills_the_memory() {
         let endless = std::io::repeat(b'[').take(1 << 40);
-        let error = read(BufReader::new(endless), None).unwrap_err().to_string();
+        let error = read(BufReader::new(endless), None, &[])
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "line 1: longer than 16777216 bytes");
     }
 

@@ -23,6 +23,9 @@ pub struct Report {
     pub requests: u64,
     /// Tokens of a block.
     pub page_tokens: u32,
+    /// Tokens of the host tier below each capacity.
+    #[serde(skip_serializing_if = "is_none")]
+    pub host_tokens: u64,
     /// Blocks of all prompts, a partial last one counted as one.
     pub blocks: u64,
     /// Different blocks.
@@ -57,6 +60,12 @@ pub struct Entry {
     pub seconds: Option<f64>,
 }
 
+/// Whether there is no host tier.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_none(tokens: &u64) -> bool {
+    *tokens == 0
+}
+
 impl Report {
     /// The table: a line for each policy, a column for each capacity.
     pub fn table(&self) -> String {
@@ -67,7 +76,14 @@ impl Report {
         for note in self.notes() {
             text.push_str(&note);
         }
-        text.push_str("hit ratio in blocks, by capacity in tokens\n\n");
+        text.push_str("hit ratio in blocks, by capacity in tokens");
+        if self.host_tokens > 0 {
+            push(
+                &mut text,
+                format_args!(" above a host tier of {}", self.host_tokens),
+            );
+        }
+        text.push_str("\n\n");
         let lines: Vec<&[Entry]> = self
             .results
             .chunk_by(|one, next| one.policy == next.policy)

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::error::ReplayError;
 use super::mooncake::nanos;
 use super::row::{Expected, Row, complain, is_count, is_counts};
+use super::signals::Signals;
 
 #[derive(Deserialize)]
 struct Line {
@@ -19,11 +20,27 @@ struct Event {
     event_type: String,
     event_time_unix_ms: Option<f64>,
     request: Option<Request>,
+    #[serde(default)]
+    agent_context: Option<AgentContext>,
+}
+
+#[derive(Default, Deserialize)]
+struct AgentContext {
+    session_id: Option<String>,
+    session_final: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+struct AgentHints {
+    iat: Option<u32>,
+    osl: Option<u32>,
 }
 
 #[derive(Deserialize)]
 struct Request {
     request_received_ms: Option<f64>,
+    #[serde(default)]
+    agent_hints: Option<AgentHints>,
     replay: Option<Replay>,
 }
 
@@ -87,9 +104,11 @@ pub(crate) fn parse(line: u64, text: &[u8]) -> Result<Option<Replayed>, ReplayEr
         event_type,
         event_time_unix_ms,
         request,
+        agent_context,
     } = parsed.event;
     let Some(Request {
         request_received_ms,
+        agent_hints,
         replay: Some(replay),
     }) = request
     else {
@@ -101,10 +120,18 @@ pub(crate) fn parse(line: u64, text: &[u8]) -> Result<Option<Replayed>, ReplayEr
     let received_ms = request_received_ms
         .or(event_time_unix_ms)
         .unwrap_or_default();
+    let session = agent_context.unwrap_or_default();
+    let hints = agent_hints.unwrap_or_default();
     let row = Row {
         arrival_ns: nanos(received_ms, 1_000_000),
         input_tokens: replay.input_length,
         hash_ids: replay.input_sequence_hashes,
+        signals: Signals {
+            session_id: session.session_id,
+            session_final: session.session_final,
+            iat_ms: hints.iat,
+            osl: hints.osl,
+        },
     };
     Ok(Some(Replayed {
         row,
@@ -133,6 +160,7 @@ mod tests {
             arrival_ns: 1_779_163_048_815_000_000,
             input_tokens: Some(17),
             hash_ids: vec![1_549_729_496_416_048_079, 18_197_118_803_071_677_815],
+            ..Row::default()
         };
         let expected = Replayed {
             row,

@@ -3,9 +3,10 @@
 use serde_json::Value;
 
 use super::error::ReplayError;
+use super::signals::Signals;
 
 /// One request of a trace file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     /// When it arrived, on the trace's own clock.
     pub(crate) arrival_ns: u64,
@@ -13,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) input_tokens: Option<u64>,
     /// One id a block of the prompt, a partial last one included.
     pub(crate) hash_ids: Vec<u64>,
+    /// What it says about itself.
+    pub(crate) signals: Signals,
 }
 
 /// A field, what it should be, and whether a value is that.

@@ -4,7 +4,10 @@
 //! block and its hash id: equal numbers mean an equal prefix up to and with this block. Where a
 //! trace already hashes whole prefixes (Mooncake, Dynamo), each id gets exactly one number. Own.
 
+use rootstock::radix::Hints;
+
 use super::error::ReplayError;
+use super::signals::Signals;
 
 /// Blocks of all requests together, at most: about 8 million requests, and 1 GiB of memory here.
 const BLOCKS_MAX: u32 = 1 << 28;
@@ -18,6 +21,8 @@ pub(crate) struct Trace {
     blocks: Vec<u32>,
     ends: Vec<u32>,
     arrivals_ns: Vec<u64>,
+    /// In the order of requests; empty where no row says anything.
+    hints: Vec<Option<Box<Hints>>>,
     distinct: u32,
     split_ids: u32,
 }
@@ -60,6 +65,11 @@ impl Trace {
         self.arrivals_ns.get(index).copied().unwrap_or_default()
     }
 
+    /// What request `index` says about itself, if anything.
+    pub(crate) fn hints(&self, index: usize) -> Option<&Hints> {
+        self.hints.get(index)?.as_deref()
+    }
+
     /// The share of blocks that a cache without limit finds.
     pub(crate) fn infinite_hits(&self) -> u64 {
         self.total_blocks() - u64::from(self.distinct)
@@ -71,6 +81,7 @@ impl Trace {
 pub(crate) struct TraceBuilder {
     requests: Vec<(u64, u32)>,
     blocks: Vec<u32>,
+    hints: Vec<Option<Box<Hints>>>,
     numbers: Interner,
 }
 
@@ -102,6 +113,15 @@ impl TraceBuilder {
         Ok(())
     }
 
+    /// What the request pushed last says about itself.
+    pub(crate) fn say(&mut self, signals: Signals) {
+        if !signals.are_none() {
+            self.hints
+                .resize(self.requests.len().saturating_sub(1), None);
+            self.hints.push(Some(Box::new(signals.hints())));
+        }
+    }
+
     /// The trace, in the order the requests were pushed; an arrival before its predecessor's is
     /// moved up to it.
     ///
@@ -120,6 +140,7 @@ impl TraceBuilder {
             arrivals_ns: arrivals_ns.collect(),
             ends: self.requests.iter().map(|&(_, end)| end).collect(),
             blocks: self.blocks,
+            hints: self.hints,
             distinct: self.numbers.len(),
             split_ids: self.numbers.repeated_ids(),
         })

@@ -2,11 +2,13 @@
 //!
 //! A block is a page of one token, and its number is that token: equal prefixes of blocks become
 //! equal prefixes of tokens, exactly. Requests run one after another, each from match to end, as
-//! the offline optimum takes them. Own.
+//! the offline optimum takes them. With a host tier, evicted blocks are copied down and found
+//! blocks are copied up; copies take no time. Own.
 
-use rootstock::memory::{ReplicaId, TierId};
+use rootstock::memory::{CopyDone, CopyPlan, ReplicaId, Reservation, TierId};
 use rootstock::radix::{
-    CacheConfig, Fate, Key, NamespaceId, NamespaceKey, PolicyKind, PrefixCache, SpanMeta,
+    CacheConfig, Fate, Hints, Key, Lease, NamespaceId, NamespaceKey, PolicyKind, PrefixCache,
+    SpanMeta, TenantId, WritePolicy,
 };
 
 use super::error::ReplayError;
@@ -19,66 +21,163 @@ const DEVICE: TierId = TierId::Device(REPLICA);
 /// Nodes beside those that hold pages: the root of the one namespace.
 const SPARE_NODES: u32 = 16;
 
-/// Blocks that `policy` hits with room for `capacity` blocks.
+/// Blocks that fit on the device and on host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) device: u32,
+    pub(crate) host: u32,
+}
+
+/// Blocks that `policy` hits, on either tier, with `room`.
 ///
-/// A prompt longer than the whole cache keeps as many of its first blocks as fit.
+/// A prompt longer than the device keeps as many of its first blocks as fit.
 ///
 /// # Errors
 /// The cache refuses its configuration, or breaks its contract.
 pub(crate) fn hits(
     trace: &Trace,
     policy: PolicyKind,
-    capacity: u32,
+    room: Room,
     ticker: &mut Ticker,
 ) -> Result<u64, ReplayError> {
     let config = CacheConfig {
         page_tokens: 1,
-        device_pages: vec![capacity],
+        device_pages: vec![room.device],
+        host_pages: room.host,
+        write_policy: WritePolicy::Back,
         policy,
-        max_nodes: capacity + SPARE_NODES,
+        max_nodes: (room.device + room.host).saturating_add(SPARE_NODES),
         ..CacheConfig::default()
     };
     let mut cache = PrefixCache::new(&config)?;
     let ns = cache.namespace(&NamespaceKey::default())?;
+    let mut served = Served { cache, ns, room };
     let mut hits = 0;
     for request in 0..trace.len() {
-        let path = trace.path(request);
-        let found = serve(&mut cache, ns, path, capacity, trace.arrival_ns(request));
+        let hints = trace.hints(request);
+        let found = served.request(trace.path(request), hints, trace.arrival_ns(request));
         hits += u64::from(found.map_err(|what| ReplayError::Broken { request, what })?);
         ticker.tick();
     }
     Ok(hits)
 }
 
-/// One request from match to end; the blocks found.
-fn serve(
-    cache: &mut PrefixCache,
+struct Served {
+    cache: PrefixCache,
     ns: NamespaceId,
-    path: &[u32],
-    capacity: u32,
-    now_ns: u64,
-) -> Result<u32, &'static str> {
-    let key = Key { ns, tokens: path };
-    let found = cache.match_lease(key, REPLICA, u32::MAX, now_ns);
-    let (mut lease, hits) = (found.lease, found.device_tokens);
-    let missing = path.get(hits as usize..).unwrap_or_default();
-    let room = capacity.saturating_sub(hits) as usize;
-    let computed = missing.get(..room).unwrap_or(missing);
-    if let Ok(count) = u32::try_from(computed.len())
-        && count > 0
-    {
-        let Ok((mut reservation, _)) = cache.reserve(DEVICE, count, now_ns) else {
-            cache.end(lease, Fate::Keep, now_ns);
-            return Err("no room although nothing but this request is leased");
+    room: Room,
+}
+
+impl Served {
+    /// One request from match to end; the blocks found.
+    fn request(
+        &mut self,
+        path: &[u32],
+        hints: Option<&Hints>,
+        now_ns: u64,
+    ) -> Result<u32, &'static str> {
+        let key = Key {
+            ns: self.ns,
+            tokens: path,
         };
-        let pages = cache.acquire(&mut reservation, count);
-        cache.cancel(reservation);
-        let extended = cache.extend(&mut lease, computed, pages, &SpanMeta::default(), now_ns);
-        if extended.inserted_pages != count {
-            cache.end(lease, Fate::Keep, now_ns);
-            return Err("computed pages did not all become cached");
+        let found = self.cache.match_lease(key, REPLICA, u32::MAX, now_ns);
+        let (mut lease, mut hits) = (found.lease, found.device_tokens);
+        if let Some(hints) = hints {
+            self.cache.describe(TenantId::default(), &mut lease, hints);
+        }
+        let done = self
+            .promote(&mut lease, key, found.host_tokens, now_ns)
+            .and_then(|promoted| {
+                hits += promoted;
+                self.compute(
+                    &mut lease,
+                    path.get(hits as usize..).unwrap_or_default(),
+                    now_ns,
+                )
+            });
+        self.cache.end(lease, Fate::Keep, now_ns);
+        self.acknowledge(now_ns);
+        done.map(|()| hits)
+    }
+
+    /// Brings up what a match found on host, as far as the device has room.
+    fn promote(
+        &mut self,
+        lease: &mut Lease,
+        key: Key<'_>,
+        host_blocks: u32,
+        now_ns: u64,
+    ) -> Result<u32, &'static str> {
+        let count = host_blocks.min(self.room.device.saturating_sub(lease.len_pages()));
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut reservation = self.reserve(count, now_ns)?;
+        let plan = self.cache.promote(lease, &mut reservation, now_ns);
+        self.cache.cancel(reservation);
+        let Some(plan) = plan else { return Ok(0) };
+        self.done(&plan, now_ns);
+        Ok(self.cache.grow(lease, key, u32::MAX, now_ns))
+    }
+
+    /// Computes the blocks that are missing, as far as they fit.
+    fn compute(
+        &mut self,
+        lease: &mut Lease,
+        missing: &[u32],
+        now_ns: u64,
+    ) -> Result<(), &'static str> {
+        let room = self.room.device.saturating_sub(lease.len_pages()) as usize;
+        let computed = missing.get(..room).unwrap_or(missing);
+        let count = u32::try_from(computed.len()).unwrap_or(u32::MAX);
+        if count == 0 {
+            return Ok(());
+        }
+        let mut reservation = self.reserve(count, now_ns)?;
+        let pages = self.cache.acquire(&mut reservation, count);
+        self.cache.cancel(reservation);
+        let meta = SpanMeta::default();
+        let extended = self.cache.extend(lease, computed, pages, &meta, now_ns);
+        if extended.inserted_pages == count {
+            Ok(())
+        } else {
+            Err("computed pages did not all become cached")
         }
     }
-    cache.end(lease, Fate::Keep, now_ns);
-    Ok(hits)
+
+    /// Reserves blocks on the device; what goes to host for them is there at once.
+    fn reserve(&mut self, count: u32, now_ns: u64) -> Result<Reservation, &'static str> {
+        loop {
+            match self.cache.reserve(DEVICE, count, now_ns) {
+                Ok((reservation, copies)) => {
+                    copies.iter().for_each(|plan| self.done(plan, now_ns));
+                    return Ok(reservation);
+                }
+                Err(short) if short.in_transit_pages > 0 => {
+                    if !self.acknowledge(now_ns) {
+                        return Err("room waits for copies that were never planned");
+                    }
+                }
+                Err(_) => {
+                    return Err("no room although nothing but this request is leased");
+                }
+            }
+        }
+    }
+
+    /// Ends all copies that were planned; false when there were none.
+    fn acknowledge(&mut self, now_ns: u64) -> bool {
+        let mut copies = Vec::new();
+        self.cache.drain_copies(&mut copies);
+        copies.iter().for_each(|plan| self.done(plan, now_ns));
+        !copies.is_empty()
+    }
+
+    fn done(&mut self, plan: &CopyPlan, now_ns: u64) {
+        let done = CopyDone {
+            id: plan.id,
+            ok: true,
+        };
+        self.cache.copy_done(done, now_ns);
+    }
 }

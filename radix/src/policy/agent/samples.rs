@@ -1,0 +1,206 @@
+//! Pages that are watched, cached or not: a fixed share, chosen by the hash of their prefix.
+//!
+//! A watched page that is evicted stays known as a ghost until too many are, the oldest first. So
+//! reuse is learned at ages that the cache itself does not reach, in bounded memory. Where a page
+//! is in the tree its node lists it; only pages that are computed are ever hashed.
+
+use crate::node::NIL;
+use crate::order::List;
+use crate::table::ChildTable;
+
+/// A watched page.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    hash: u64,
+    /// In the prefix, from 0.
+    depth: u32,
+    /// The node that holds it, `NIL` for a ghost.
+    node: u32,
+    /// The next one of that node, which is less deep.
+    next: u32,
+    uses: u32,
+}
+
+/// All watched pages.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    all: Vec<Sample>,
+    free: Vec<u32>,
+    table: ChildTable,
+    /// The deepest of each node.
+    firsts: Vec<u32>,
+    /// Oldest first.
+    ghosts: List,
+    ghost_count: usize,
+    ghosts_max: usize,
+    /// Hashes of watched pages have these bits 0.
+    mask: u64,
+}
+
+/// What became of a page that was computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Seen {
+    /// It is not watched.
+    Not,
+    /// It is watched from now on.
+    New(u32),
+    /// It was a ghost, used so many times.
+    Again(u32, u32),
+}
+
+impl Samples {
+    /// Watches one of `2^shift` pages, and at most `ghosts_max` that are not cached.
+    pub(crate) fn new(shift: u32, ghosts_max: usize) -> Self {
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            table: ChildTable::new(),
+            firsts: Vec::new(),
+            ghosts: List::default(),
+            ghost_count: 0,
+            ghosts_max,
+            mask: (1 << shift) - 1,
+        }
+    }
+
+    /// The page of `hash` at `depth` was put into `node`, in whose edge it is the last so far.
+    pub(crate) fn put(&mut self, node: u32, depth: u32, hash: u64) -> Seen {
+        if hash & self.mask != 0 {
+            return Seen::Not;
+        }
+        let all = &self.all;
+        let found = self.table.find(hash, |at| all[at as usize].hash == hash);
+        let seen = match found {
+            // Another page of the same hash.
+            Some(at) if self.all[at as usize].node != NIL => return Seen::Not,
+            Some(at) => {
+                self.ghosts.remove(at);
+                self.ghost_count -= 1;
+                Seen::Again(at, self.all[at as usize].uses)
+            }
+            None => Seen::New(self.add(hash)),
+        };
+        let (Seen::New(at) | Seen::Again(at, _)) = seen else {
+            return seen;
+        };
+        let next = std::mem::replace(self.first_mut(node), at);
+        let sample = &mut self.all[at as usize];
+        (sample.node, sample.depth, sample.next) = (node, depth, next);
+        seen
+    }
+
+    /// The watched pages of a node.
+    pub(crate) fn of(&self, node: u32) -> impl Iterator<Item = u32> {
+        let some = |at: u32| (at != NIL).then_some(at);
+        let first = self.firsts.get(node as usize).copied();
+        std::iter::successors(first.and_then(some), move |&at| {
+            some(self.all[at as usize].next)
+        })
+    }
+
+    /// The next watched page of the same node.
+    pub(crate) fn after(&self, at: u32) -> Option<u32> {
+        Some(self.all[at as usize].next).filter(|&next| next != NIL)
+    }
+
+    /// A page counts `uses` now.
+    pub(crate) fn set_uses(&mut self, at: u32, uses: u32) {
+        self.all[at as usize].uses = uses;
+    }
+
+    /// `upper` was cut from `lower`, which begins at page `cut` now.
+    pub(crate) fn split(&mut self, lower: u32, upper: u32, cut: u32) {
+        let mut last_below = None;
+        let mut at = *self.first_mut(lower);
+        while at != NIL && self.all[at as usize].depth >= cut {
+            last_below = Some(at);
+            at = self.all[at as usize].next;
+        }
+        match last_below {
+            Some(below) => self.all[below as usize].next = NIL,
+            None => *self.first_mut(lower) = NIL,
+        }
+        *self.first_mut(upper) = at;
+        while at != NIL {
+            self.all[at as usize].node = upper;
+            at = self.all[at as usize].next;
+        }
+    }
+
+    /// The pages of `node` from `keep` on are gone. Ghosts that are too many are forgotten, and
+    /// told to `forgotten`.
+    pub(crate) fn evict(&mut self, node: u32, keep: u32, mut forgotten: impl FnMut(u32)) {
+        let mut at = *self.first_mut(node);
+        while at != NIL && self.all[at as usize].depth >= keep {
+            let sample = &mut self.all[at as usize];
+            sample.node = NIL;
+            let next = std::mem::replace(&mut sample.next, NIL);
+            let youngest = self.ghosts.ends.map(|(_, tail)| tail);
+            self.ghosts.insert(at, youngest);
+            self.ghost_count += 1;
+            at = next;
+        }
+        *self.first_mut(node) = at;
+        while self.ghost_count > self.ghosts_max {
+            let Some((oldest, _)) = self.ghosts.ends else {
+                break;
+            };
+            self.ghosts.remove(oldest);
+            self.ghost_count -= 1;
+            self.table.remove(self.all[oldest as usize].hash, oldest);
+            self.free.push(oldest);
+            forgotten(oldest);
+        }
+    }
+
+    fn add(&mut self, hash: u64) -> u32 {
+        let sample = Sample {
+            hash,
+            depth: 0,
+            node: NIL,
+            next: NIL,
+            uses: 0,
+        };
+        let at = if let Some(at) = self.free.pop() {
+            self.all[at as usize] = sample;
+            at
+        } else {
+            self.all.push(sample);
+            crate::tree::narrow(self.all.len() - 1)
+        };
+        self.table.insert(hash, at);
+        at
+    }
+
+    fn first_mut(&mut self, node: u32) -> &mut u32 {
+        let node = node as usize;
+        if self.firsts.len() <= node {
+            self.firsts.resize(node + 1, NIL);
+        }
+        &mut self.firsts[node]
+    }
+
+    /// What contradicts itself, given the pages that each node covers.
+    pub(crate) fn fault(&self, pages_of: impl Fn(u32) -> Option<(u32, u32)>) -> Option<String> {
+        let mut attached = 0;
+        for node in (0..).take(self.firsts.len()) {
+            let mut above = u32::MAX;
+            for at in self.of(node) {
+                let sample = self.all[at as usize];
+                let covered = pages_of(node).is_some_and(|(start, end)| {
+                    (start..end).contains(&sample.depth) && sample.depth < above
+                });
+                if !covered || sample.node != node {
+                    return Some(format!("page {} is not in node {node}", sample.depth));
+                }
+                above = sample.depth;
+                attached += 1;
+            }
+        }
+        let known = self.all.len() - self.free.len();
+        let counted = attached + self.ghost_count;
+        let ghosts = self.ghosts.iter().count();
+        (known != counted || known != self.table.len() || ghosts != self.ghost_count)
+            .then(|| format!("{known} pages are watched, {counted} counted"))
+    }
+}

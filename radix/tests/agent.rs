@@ -1,0 +1,213 @@
+//! Policy `agent` and programs: what goes first when programs say what they do, what is kept when
+//! not all of them fit, and that learning stays bounded and deterministic.
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+use rootstock_memory::{Nanos, PageId, ReplicaId, TierId};
+use rootstock_radix::{
+    ActReason, Action, CacheConfig, Fate, Hints, Key, NamespaceId, NamespaceKey, Outcome,
+    PolicyKind, PrefixCache, ProgramId, SpanMeta, Target, TenantId, Token, Ttl,
+};
+
+const REPLICA: ReplicaId = ReplicaId(0);
+const DEVICE: TierId = TierId::Device(REPLICA);
+const SECOND: Nanos = 1_000_000_000;
+const ME: TenantId = TenantId(1);
+
+struct World {
+    cache: PrefixCache,
+    ns: NamespaceId,
+    pages: Vec<PageId>,
+}
+
+impl World {
+    fn new(policy: PolicyKind, pages: u32) -> Self {
+        let config = CacheConfig {
+            page_tokens: 1,
+            device_pages: vec![pages],
+            policy,
+            ..CacheConfig::default()
+        };
+        let mut cache = PrefixCache::new(&config).unwrap();
+        let ns = cache.namespace(&NamespaceKey::default()).unwrap();
+        Self {
+            cache,
+            ns,
+            pages: Vec::new(),
+        }
+    }
+
+    /// One request from match to end; the pages found.
+    fn ask(&mut self, tokens: &[Token], hints: &Hints, now: Nanos) -> u32 {
+        let key = Key {
+            ns: self.ns,
+            tokens,
+        };
+        let mut found = self.cache.match_lease(key, REPLICA, u32::MAX, now);
+        self.cache.describe(ME, &mut found.lease, hints);
+        let missing = &tokens[found.device_tokens as usize..];
+        let count = u32::try_from(missing.len()).unwrap();
+        if count > 0 {
+            let (mut reservation, _) = self.cache.reserve(DEVICE, count, now).unwrap();
+            let pages = self.cache.acquire(&mut reservation, count);
+            let meta = SpanMeta::default();
+            let _ = self
+                .cache
+                .extend(&mut found.lease, missing, pages, &meta, now);
+        }
+        self.cache.pages(&found.lease, &mut self.pages);
+        self.cache.end(found.lease, Fate::Keep, now);
+        self.cache.check().unwrap();
+        found.device_tokens
+    }
+
+    fn cached(&self, tokens: &[Token]) -> u32 {
+        let key = Key {
+            ns: self.ns,
+            tokens,
+        };
+        self.cache.probe(key, REPLICA).device_tokens
+    }
+
+    fn evict(&mut self, pages: u32, now: Nanos) {
+        let free = self.cache.stats().tiers[0].free;
+        self.cache.make_room(DEVICE, free + pages, now).unwrap();
+        self.cache.check().unwrap();
+    }
+}
+
+fn of(program: &str) -> Hints {
+    Hints {
+        program: Some(program.to_owned()),
+        ..Hints::default()
+    }
+}
+
+fn last(program: &str) -> Hints {
+    Hints {
+        session_final: true,
+        ..of(program)
+    }
+}
+
+#[test]
+fn what_a_finished_program_leaves_goes_first_and_what_others_share_stays() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.ask(&[1, 2, 10, 11], &of("a"), SECOND);
+    world.ask(&[1, 2, 20, 21], &of("b"), 2 * SECOND);
+    world.ask(&[1, 2, 20, 21, 22], &last("b"), 60 * SECOND);
+    world.evict(3, 61 * SECOND);
+    assert_eq!(world.cached(&[1, 2, 20, 21, 22]), 2, "b is done");
+    assert_eq!(
+        world.cached(&[1, 2, 10, 11]),
+        4,
+        "a goes on, though it is older"
+    );
+}
+
+#[test]
+fn a_prefix_that_its_program_has_left_goes_first() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.ask(&[1, 2, 3, 4, 5], &of("a"), SECOND);
+    world.ask(&[7, 8, 9], &of("b"), SECOND);
+    world.ask(&[1, 2, 30, 40], &of("a"), 90 * SECOND);
+    world.evict(3, 91 * SECOND);
+    assert_eq!(world.cached(&[1, 2, 3, 4, 5]), 2, "what a went back on");
+    assert_eq!(world.cached(&[7, 8, 9]), 3);
+    assert_eq!(world.cached(&[1, 2, 30, 40]), 4);
+}
+
+#[test]
+fn verbs_on_a_program_act_on_its_last_prefix() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.ask(&[1, 2, 3, 4], &of("a"), SECOND);
+    world.ask(&[7, 8, 9], &of("b"), 2 * SECOND);
+    let [a, b] = ["a", "b"].map(|name| world.cache.program(ME, name));
+    let target = Target::Program(a);
+    let release = Action::Release {
+        target: target.clone(),
+    };
+    let stranger = world.cache.act(TenantId(2), &release, 3 * SECOND);
+    assert_eq!(stranger, Outcome::Missing, "not the owner");
+    let pin = Action::Pin {
+        target: Target::Program(b),
+        ttl: Ttl {
+            seconds: 9,
+            clamped: false,
+        },
+    };
+    let pinned = world.cache.act(ME, &pin, 3 * SECOND);
+    assert_eq!(pinned, Outcome::Accepted { pages: 3 });
+    let released = world.cache.act(ME, &release, 3 * SECOND);
+    assert_eq!(released, Outcome::Accepted { pages: 4 });
+    world.evict(4, 4 * SECOND);
+    assert_eq!(
+        (world.cached(&[1, 2, 3, 4]), world.cached(&[7, 8, 9])),
+        (0, 3)
+    );
+    assert_eq!(world.cache.act(ME, &release, 5 * SECOND), Outcome::Missing);
+    let nobody = Action::Demote {
+        target: Target::Program(ProgramId(99)),
+    };
+    assert_eq!(world.cache.act(ME, &nobody, SECOND), Outcome::Missing);
+    let zero = Action::Pin {
+        target: Target::Program(b),
+        ttl: Ttl {
+            seconds: 0,
+            clamped: false,
+        },
+    };
+    let refused = world.cache.act(ME, &zero, 5 * SECOND);
+    assert_eq!(refused, Outcome::Rejected(ActReason::ZeroTtl));
+}
+
+#[test]
+fn a_program_is_counted_and_its_lifetime_derived_from_its_gaps() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    for turn in 0..4 {
+        world.ask(&[1, 2, 3], &of("a"), (10 + 30 * turn) * SECOND);
+    }
+    let a = world.cache.program(ME, "a");
+    let known = world.cache.program_stats(a).unwrap();
+    assert_eq!((known.turns, known.gap_ns), (4, Some(30 * SECOND)));
+    assert_eq!((known.derived_ttl_s, known.done), (Some(120), false));
+    assert_eq!(world.cache.stats().programs, 1);
+    assert!(world.cache.program_stats(ProgramId(99)).is_none());
+}
+
+/// Twenty programs of ten pages take turns, and half of them fit.
+fn carousel(policy: PolicyKind, rounds: u64) -> (u32, World) {
+    let mut world = World::new(policy, 100);
+    let mut hits = 0;
+    for turn in 0..rounds * 20 {
+        let program = u32::try_from(turn % 20).unwrap() * 100;
+        let tokens: Vec<Token> = (program..program + 10).collect();
+        hits += world.ask(&tokens, &Hints::default(), turn * SECOND);
+    }
+    (hits, world)
+}
+
+#[test]
+fn where_the_working_set_does_not_fit_some_programs_stay_whole() {
+    let (lru, _) = carousel(PolicyKind::Lru, 60);
+    assert_eq!(lru, 0, "each is gone before it comes back");
+    let (agent, _) = carousel(PolicyKind::Agent, 60);
+    assert!(agent > 60 * 200 / 6, "{agent} of {} pages found", 60 * 200);
+}
+
+#[test]
+fn the_same_requests_get_the_same_pages() {
+    let [one, other] = [(), ()].map(|()| carousel(PolicyKind::Agent, 30).1);
+    assert_eq!(one.pages, other.pages);
+    assert_eq!(one.cache.stats(), other.cache.stats());
+}
+
+#[test]
+fn the_curve_of_least_recently_used_is_known_while_another_policy_rules() {
+    let (_, world) = carousel(PolicyKind::Agent, 60);
+    let duel = world.cache.stats().duel.unwrap();
+    assert!(!duel.lru_rules && duel.watched_uses > 0, "{duel:?}");
+    let hits_at = |pages: u64| duel.lru_curve.iter().find(|one| one.0 == pages).unwrap().1;
+    assert_eq!(hits_at(100), 0, "{duel:?}");
+    assert_eq!(hits_at(200), duel.watched_uses, "all would fit: {duel:?}");
+    assert!(World::new(PolicyKind::Lru, 9).cache.stats().duel.is_none());
+}
