@@ -219,7 +219,8 @@ impl Fleet {
             write!(
                 out,
                 "{{\"timestamp\": {:.0}, \"input_length\": {}, \"output_length\": {output}, \
-                 \"hash_ids\": {ids:?}, \"session_id\": {}, \"session_final\": {}, \"osl\": {output}",
+                 \"hash_ids\": {ids:?}, \"session_id\": {}, \"session_final\": {}, \
+                 \"osl\": {output}",
                 note.begin_s * 1000.0,
                 request.prompt_len,
                 note.program,

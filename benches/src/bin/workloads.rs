@@ -1,8 +1,9 @@
 //! Writes the bench workloads as files, to compare them with other implementations:
 //! `workloads DIR [TRACE]` writes `w1_fleet.bin`, `w3_*.bin` and, from the Mooncake rows of TRACE,
 //! `w2_trace.bin`; `workloads --mooncake TOKENS` prints the fleet as Mooncake rows with blocks of
-//! that many tokens, for `rootstock replay`; a seed other than 1 may follow, then `extended` for the
-//! fleet with pauses, abandoned programs and thinking, and `lies` to make 30 % of the notes wrong.
+//! that many tokens, for `rootstock replay`. A seed other than 1 may follow, then `extended` for
+//! the fleet with pauses, abandoned programs and thinking, and `lies` to make 30 % of the notes
+//! wrong.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
