@@ -47,8 +47,12 @@ struct Level {
     ends: Box<[(u32, u32)]>,
     /// By place in the order of worth: whether the cell there holds anything.
     filled: Box<[u64]>,
+    /// By bin: the classes that have anything there.
+    held: [u128; BINS],
     len: u32,
 }
+
+const _: () = assert!(CLASSES <= 128, "a bit for each class");
 
 impl Level {
     fn new(priority: i32) -> Self {
@@ -56,6 +60,7 @@ impl Level {
             priority,
             ends: vec![(NIL, NIL); CELLS].into(),
             filled: vec![0; CELLS / 64].into(),
+            held: [0; BINS],
             len: 0,
         }
     }
@@ -63,6 +68,14 @@ impl Level {
     fn mark(&mut self, place: u16, filled: bool) {
         let (word, bit) = (usize::from(place) / 64, place % 64);
         self.filled[word] = self.filled[word] & !(1 << bit) | u64::from(filled) << bit;
+    }
+
+    /// The list of `cell`, which is at `place`, has got its first or lost its last.
+    fn hold(&mut self, cell: usize, place: u16, holds: bool) {
+        self.mark(place, holds);
+        let class = 1 << (cell / BINS);
+        let held = &mut self.held[cell % BINS];
+        *held = if holds { *held | class } else { *held & !class };
     }
 
     /// The first place that is filled.
@@ -189,7 +202,10 @@ impl Shelf {
             }
             self.looks[bin] = self.now.saturating_add(ages::width(bin) / LOOKS);
             for level in 0..self.levels.len() {
-                for class in 0..CLASSES {
+                let mut classes = self.levels[level].held[bin];
+                while classes != 0 {
+                    let class = classes.trailing_zeros() as usize;
+                    classes &= classes - 1;
                     self.advance_list(level, class * BINS + bin, &mut moved);
                 }
             }
@@ -264,7 +280,7 @@ impl Shelf {
             (_, false) => (head, at),
         };
         if head == NIL {
-            level.mark(self.places[cell], true);
+            level.hold(cell, self.places[cell], true);
         }
     }
 
@@ -288,7 +304,7 @@ impl Shelf {
         }
         level.ends[cell] = (head, tail);
         if head == NIL {
-            level.mark(self.places[cell], false);
+            level.hold(cell, self.places[cell], false);
         }
         cell
     }
@@ -301,7 +317,8 @@ impl Shelf {
             for (cell, &(head, tail)) in level.ends.iter().enumerate() {
                 let place = usize::from(self.places[cell]);
                 let filled = level.filled[place / 64] >> (place % 64) & 1 == 1;
-                if filled != (head != NIL) {
+                let held = level.held[cell % BINS] >> (cell / BINS) & 1 == 1;
+                if filled != (head != NIL) || held != filled {
                     return Err(format!("cell {cell} is not in the bitmap as it is"));
                 }
                 let (mut at, mut prev) = (head, NIL);

@@ -59,13 +59,13 @@ impl Worth {
         for (class, rates) in rates.chunks_exact_mut(BINS).enumerate() {
             self.rate(class, rates);
         }
-        let mut order: Vec<u16> = (0..).take(CELLS).collect();
-        order.sort_by(|&a, &b| {
-            let (a, b) = (usize::from(a), usize::from(b));
-            let by_rate = rates[a].total_cmp(&rates[b]);
-            by_rate.then((b % BINS).cmp(&(a % BINS))).then(a.cmp(&b))
-        });
-        order
+        // Rates are not negative, so their bits order like they do; of equal ones the older first.
+        let mut order: Vec<(u64, usize, u16)> = (0..)
+            .zip(&rates)
+            .map(|(cell, rate)| (rate.to_bits(), BINS - usize::from(cell) % BINS, cell))
+            .collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, _, cell)| cell).collect()
     }
 
     /// The order of recency, as far as bins tell it.
