@@ -39,7 +39,7 @@ const GHOSTS: usize = 4;
 
 /// Ended requests between two times that the order is learned anew: twice as many each time.
 const LEARN_FIRST: u32 = 64;
-const LEARN_LAST: u32 = 4096;
+const LEARN_LAST: u32 = 2048;
 
 /// Used by several programs.
 const MANY: u64 = u64::MAX;
