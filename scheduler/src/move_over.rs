@@ -26,12 +26,13 @@ impl Moving {
 
 impl Scheduler {
     /// Takes out the request that found no seat or no pages here when it was last tried, if `to`
-    /// has the pages for it at all.
+    /// has the pages for all of it, or no fewer than there are here.
     pub fn take_waiting(&mut self, cache: &PrefixCache, to: &Scheduler) -> Option<Moving> {
         let id = self.turned_away?;
         let live = self.live.get(&id)?;
-        let usable = cache.total(device(to.cfg.replica));
-        let fits = pages_for(live.len(), self.cfg.page_tokens) <= usable;
+        let usable = |of: &Scheduler| cache.total(device(of.cfg.replica));
+        let whole = pages_for(live.prompt_tokens + live.output_max, self.cfg.page_tokens);
+        let fits = whole <= usable(to) || usable(self) <= usable(to);
         if !matches!(live.phase, Phase::Queued) || !fits {
             return None;
         }
