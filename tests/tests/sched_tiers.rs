@@ -1,5 +1,5 @@
-//! Requests over the host tier: fetched instead of computed, copied down when they give way, pinned,
-//! and nobody wedged or refused while copies are under way.
+//! Requests over the host tier: fetched instead of computed, copied down when they give way,
+//! pinned, and nobody wedged or refused while copies are under way.
 
 use rootstock_memory::ReplicaId;
 use rootstock_radix::{CacheConfig, Hints, PolicyKind, Token, Ttl, WritePolicy};
