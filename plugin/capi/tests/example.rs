@@ -1,7 +1,5 @@
 //! The example in C, as a host would build it: against the header and the library, plainly and
 //! under valgrind, and over a million calls without growing.
-#![expect(clippy::panic, reason = "helpers of tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

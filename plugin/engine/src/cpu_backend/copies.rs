@@ -138,7 +138,7 @@ fn page(from: &KvArena, source: PageId, to: &mut KvArena, target: PageId, plan: 
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use rootstock::memory::{
         CopyClass, CopyId, KvDtype, KvLayout, LayoutOrder, LayoutSpec, ReplicaId,
@@ -188,14 +188,22 @@ mod tests {
     /// Submits one plan and gives its acknowledgement.
     fn run(copies: &mut ArenaCopies, plan: CopyPlan) -> CopyDone {
         copies.submit(plan).unwrap();
-        let mut done = Vec::new();
-        let give_up = Instant::now() + Duration::from_secs(20);
-        while done.is_empty() && Instant::now() < give_up {
-            copies.poll(&mut done);
-            std::thread::yield_now();
-        }
+        let mut done = acknowledged(copies, 1);
         assert_eq!(done.len(), 1, "one acknowledgement a plan");
         done.remove(0)
+    }
+
+    /// Polls until `n` acknowledgements are there, or for ten seconds.
+    fn acknowledged(copies: &mut ArenaCopies, n: usize) -> Vec<CopyDone> {
+        let mut done = Vec::new();
+        for _ in 0..10_000 {
+            copies.poll(&mut done);
+            if done.len() >= n {
+                break;
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        done
     }
 
     #[test]
@@ -260,12 +268,7 @@ mod tests {
             .is_some();
         assert!(refused && accepted == 2, "{accepted} accepted");
         drop(held);
-        let mut done = Vec::new();
-        let give_up = Instant::now() + Duration::from_secs(20);
-        while done.len() < 2 && Instant::now() < give_up {
-            copies.poll(&mut done);
-            std::thread::yield_now();
-        }
+        let done = acknowledged(&mut copies, 2);
         assert_eq!(
             done.iter().map(|done| done.id.0).collect::<Vec<_>>(),
             [1, 2]
