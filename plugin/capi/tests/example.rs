@@ -1,5 +1,6 @@
 //! The example in C, as a host would build it: against the header and the library, plainly and
 //! under valgrind, and over a million calls without growing.
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
