@@ -23,6 +23,7 @@ mod memory;
 mod request;
 mod start;
 mod stats;
+mod store;
 mod visit;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,6 +39,7 @@ pub use config::{JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
 pub use stats::{CachedTotals, Finished, Histogram, Stats};
+pub use store::StorageConfig;
 pub use visit::{EngineGone, Visit};
 
 use crate::constrained::{Grammar, GrammarMasks};

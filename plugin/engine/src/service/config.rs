@@ -11,6 +11,7 @@ use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_kernels::Isa;
 
 use super::memory;
+use super::store::StorageConfig;
 use crate::error::EngineError;
 
 /// Where the journal of inputs goes.
@@ -75,6 +76,7 @@ pub(super) struct Tiers {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageCost {
     pub(super) layers: u16,
+    pub(super) bytes: u64,
     /// Nanoseconds to copy it between device and host.
     pub(super) copy_ns: u32,
 }
@@ -84,6 +86,7 @@ impl PageCost {
         let copy_ns = layout.page_bytes() as u64 / COPY_BYTES_PER_NS;
         Self {
             layers: u16::try_from(layout.layers()).unwrap_or(u16::MAX),
+            bytes: layout.page_bytes() as u64,
             copy_ns: u32::try_from(copy_ns).unwrap_or(u32::MAX),
         }
     }
@@ -151,6 +154,8 @@ pub struct ServiceConfig {
     pub journal: Option<JournalSink>,
     /// Hears what becomes cached and what goes.
     pub kv_events: Option<KvEventSink>,
+    /// Keeps pages beyond the process.
+    pub storage: Option<StorageConfig>,
     /// Name of the model; None: what the file says.
     pub model_name: Option<String>,
 }
@@ -185,6 +190,7 @@ impl Default for ServiceConfig {
             ceiling: Ceiling::default(),
             journal: None,
             kv_events: None,
+            storage: None,
             model_name: None,
         }
     }
@@ -278,6 +284,7 @@ impl ServiceConfig {
                 layers: page.layers,
                 device_pages: vec![tiers.device; usize::from(self.replicas)],
                 host_pages: tiers.host,
+                storage_pages: self.storage.as_ref().map_or(0, |to| to.pages(page.bytes)),
                 pin_budget: self.pin_budget,
                 write_policy: self.write_policy,
                 policy: self.policy,

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rootstock::ServingCore;
-use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId};
+use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, StoreEngine};
 use rootstock::radix::{FlushRefused, NamespaceKey};
 use rootstock::scheduler::{
     Admission, Emit, FailKind, FinishReason, NewRequest, RequestId, StepPlan,
@@ -24,6 +24,7 @@ use super::engine_thread::{Outcome, text};
 use super::kv_teller::KvTeller;
 use super::request::{Event, SubmitError, SubmitMessage, Wish};
 use super::stats::Stats;
+use super::store;
 use super::visit::{Visit, Visitor};
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
@@ -85,6 +86,7 @@ pub(super) struct CoreThread {
     pub(super) outgoing: Vec<(flume::Sender<Event>, Event)>,
     pub(super) when_idle: Vec<flume::Sender<()>>,
     pub(super) kv_events: Option<KvTeller>,
+    pub(super) storage: Option<Box<dyn StoreEngine>>,
     /// Work was done since the last idle check.
     pub(super) dirty: bool,
 }
@@ -126,7 +128,13 @@ impl CoreThread {
             }
             self.grant_wishes(now);
             self.core.tick(now);
+            if let Some(storage) = &mut self.storage {
+                store::hear(&mut **storage, &mut self.core, now);
+            }
             self.plan(now);
+            if let Some(storage) = &mut self.storage {
+                store::feed(&mut **storage, &mut self.core, now);
+            }
             self.deliver(now);
             if let Some(teller) = &mut self.kv_events {
                 teller.tell(&mut self.core);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rootstock::journal::Journal;
-use rootstock::memory::{KvArena, ReplicaId};
+use rootstock::memory::{KvArena, KvLayout, ReplicaId, StoreEngine};
 use rootstock::radix::NamespaceKey;
 use rootstock::{Backend, Masks, ServingCore};
 use rootstock_kernels::Isa;
@@ -13,14 +13,15 @@ use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::config::PageCost;
-use super::core_thread::{CoreThread, Port};
+use super::core_thread::{CoreThread, Message, Port};
 use super::engine_thread::EngineThread;
 use super::kv_teller::KvTeller;
 use super::request::RequestLimits;
 use super::stats::Stats;
+use super::store::{self, StorageConfig};
 use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
 use crate::constrained::GrammarMasks;
-use crate::cpu_backend::{CpuBackend, CpuBackendConfig};
+use crate::cpu_backend::{CpuBackend, CpuBackendConfig, SharedArena};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
 use crate::model::Model;
@@ -91,7 +92,7 @@ impl Service {
             host_pages: Some(tiers.host),
             ..config
         };
-        Self::start_with(config, backends, identity)
+        Self::start_over(config, backends, identity, host)
     }
 
     /// Serves over given backends, one a replica. `config.device_pages` says how many pages each
@@ -101,9 +102,19 @@ impl Service {
     /// # Errors
     /// A setting is refused, or a thread cannot be started.
     pub fn start_with(
+        config: ServiceConfig,
+        backends: Vec<Box<dyn Backend>>,
+        identity: ModelIdentity,
+    ) -> Result<Self, EngineError> {
+        Self::start_over(config, backends, identity, None)
+    }
+
+    /// The same, with the bytes of the host tier where they are ours: storage needs them.
+    fn start_over(
         mut config: ServiceConfig,
         backends: Vec<Box<dyn Backend>>,
         identity: ModelIdentity,
+        host: Option<SharedArena>,
     ) -> Result<Self, EngineError> {
         let caps = backends
             .first()
@@ -155,6 +166,9 @@ impl Service {
                 limits,
                 namespace,
                 kv_events: config.kv_events.map(KvTeller::new),
+                storage: config.storage,
+                layout: caps.layout,
+                host,
             },
         )
     }
@@ -165,6 +179,9 @@ struct Parts {
     limits: RequestLimits,
     namespace: NamespaceKey,
     kv_events: Option<KvTeller>,
+    storage: Option<StorageConfig>,
+    layout: KvLayout,
+    host: Option<SharedArena>,
 }
 
 fn spawn(
@@ -209,7 +226,8 @@ fn spawn(
             flying: VecDeque::new(),
         });
     }
-    let core = CoreThread {
+    let storage = open_storage(&parts, &inbox)?;
+    let mut core = CoreThread {
         core,
         clock,
         inbox: messages,
@@ -223,8 +241,11 @@ fn spawn(
         outgoing: Vec::new(),
         when_idle: Vec::new(),
         kv_events: parts.kv_events,
+        storage,
         dirty: false,
     };
+    // Whoever has the service finds its counters, before the first turn too.
+    core.publish(true);
     threads.push(start_thread("rootstock-core", move || core.run())?);
     let inner = Inner {
         inbox,
@@ -236,6 +257,20 @@ fn spawn(
     Ok(Service {
         inner: Arc::new(inner),
     })
+}
+
+fn open_storage(
+    parts: &Parts,
+    inbox: &flume::Sender<Message>,
+) -> Result<Option<Box<dyn StoreEngine>>, EngineError> {
+    let Some(config) = &parts.storage else {
+        return Ok(None);
+    };
+    let inbox = inbox.clone();
+    // A full inbox wakes the core thread by itself.
+    let wake = move || drop(inbox.try_send(Message::Wake));
+    let (host, numerics) = (parts.host.clone(), &parts.namespace.numerics);
+    store::open(config, host, parts.layout, numerics, wake).map(Some)
 }
 
 fn start_thread(
