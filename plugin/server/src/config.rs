@@ -12,6 +12,9 @@ use crate::options::{
 
 const MIB: u64 = 1 << 20;
 
+/// Size of a storage tier that is asked for without one.
+const STORAGE_MIB: u64 = 16 << 10;
+
 /// Share of the free memory the KV cache takes by default, in percent, and its cap.
 const KV_SHARE_PERCENT: u64 = 40;
 const KV_CAP_MIB: u64 = 8192;
@@ -43,6 +46,10 @@ pub struct Config {
     pub pin_budget: f64,
     /// When KV pages go to the host tier.
     pub write_policy: WriteName,
+    /// Address of the storage tier; `None` is none.
+    pub storage: Option<String>,
+    /// Size of the storage tier in MiB.
+    pub storage_mib: u64,
     /// Engines over the same weights.
     pub replicas: u16,
     /// Tokens of a KV page.
@@ -167,6 +174,8 @@ impl Config {
             host_kv_bytes: options.host_kv_mib.map(|mib| mib * MIB),
             pin_budget: options.pin_budget.unwrap_or(0.5),
             write_policy: options.write_policy.unwrap_or(WriteName::Selective),
+            storage: options.storage.clone(),
+            storage_mib: options.storage_mib.unwrap_or(STORAGE_MIB),
             replicas,
             page_tokens: options.page_size.unwrap_or(16),
             kv_dtype: options.kv_dtype.unwrap_or(KvDtypeName::F16),
@@ -222,6 +231,8 @@ impl Config {
             host_kv_mib: self.host_kv_bytes.map(|bytes| bytes / MIB),
             pin_budget: Some(self.pin_budget),
             write_policy: Some(self.write_policy),
+            storage: self.storage.clone(),
+            storage_mib: Some(self.storage_mib),
             replicas: Some(self.replicas),
             page_size: Some(self.page_tokens),
             kv_dtype: Some(self.kv_dtype),
@@ -300,6 +311,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("kv-cache-mib", options.kv_cache_mib, 1, 1 << 22)?;
     in_range("host-kv-mib", options.host_kv_mib, 0, 1 << 22)?;
     in_range("pin-budget", options.pin_budget, 0.0, 1.0)?;
+    in_range("storage-mib", options.storage_mib, 1, 1 << 30)?;
     in_range("replicas", options.replicas, 1, 64)?;
     in_range("page-size", options.page_size, 1, 1024)?;
     in_range("max-running", options.max_running, 1, 4096)?;

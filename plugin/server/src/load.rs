@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use rootstock::ServingCore;
 use rootstock::journal::JournalLimits;
@@ -17,7 +18,7 @@ use rootstock_engine::gguf::{Gguf, GgufError};
 use rootstock_engine::kernels::{Isa, KernelError};
 use rootstock_engine::model_source::{ModelSource, ModelSpec, SourceError};
 use rootstock_engine::service::{
-    JournalSink, KvEventSink, KvNews, ModelInfo, Service, ServiceConfig,
+    JournalSink, KvEventSink, KvNews, ModelInfo, Service, ServiceConfig, StorageConfig,
 };
 
 use crate::config::Config;
@@ -29,6 +30,9 @@ use crate::progress::ProgressLine;
 
 /// Cache events between two turns of the core thread, at most.
 const KV_EVENTS_MAX: u32 = 1 << 16;
+
+/// What storage has not given after this time is computed.
+const STORAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A model that is ready to serve.
 #[derive(Debug)]
@@ -233,6 +237,11 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
             WriteName::Selective => WritePolicy::Selective,
             WriteName::Back => WritePolicy::Back,
         },
+        storage: config.storage.as_ref().map(|uri| StorageConfig {
+            uri: uri.clone(),
+            quota_mib: config.storage_mib,
+            read_timeout: STORAGE_PATIENCE,
+        }),
         replicas: config.replicas,
         page_size: config.page_tokens,
         kv_dtype: match config.kv_dtype {
@@ -296,6 +305,12 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
             percent(config.pin_budget)
         ),
     });
+    if let Some(storage) = &config.storage {
+        lines.push(format!(
+            "storage    {storage}, at most {} MiB",
+            config.storage_mib
+        ));
+    }
     if info.replicas > 1 {
         lines.push(format!(
             "replicas   {}, each with its own KV cache",

@@ -59,6 +59,13 @@ options! {
     /// When KV pages are copied to the host tier [default: selective]
     #[arg(long, env = "ROOTSTOCK_WRITE_POLICY", value_name = "POLICY")]
     write_policy: WriteName,
+    /// Storage tier below the host tier, such as `fs:///var/lib/rootstock`: what is on host is kept
+    /// there too, and found again after a restart. Needs a build with `--features storage`
+    #[arg(long, env = "ROOTSTOCK_STORAGE", value_name = "URI")]
+    storage: String,
+    /// Size of the storage tier in MiB [default: 16384]
+    #[arg(long, env = "ROOTSTOCK_STORAGE_MIB", value_name = "MIB")]
+    storage_mib: u64,
     /// Engines over the same weights and the same host tier [default: 1]
     #[arg(long, env = "ROOTSTOCK_REPLICAS", value_name = "COUNT")]
     replicas: u16,
