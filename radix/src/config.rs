@@ -34,7 +34,8 @@ pub enum PolicyKind {
 pub enum WritePolicy {
     /// When the request that computed them ends.
     Through,
-    /// When a request ends that shares them with two others or more.
+    /// When a request ends that shares them with two others or more; and what has a priority above
+    /// 0 when the device needs the room.
     #[default]
     Selective,
     /// When the device needs the room.

@@ -236,7 +236,9 @@ impl PrefixCache {
             return false;
         };
         let (here, there) = (self.tiers[tier].span(at), self.tiers[host].span(at));
+        let important = self.tree.node(at).priority > 0;
         let kept = self.write_policy == WritePolicy::Back
+            || (self.write_policy == WritePolicy::Selective && important)
             || self.is_pinned(at)
             || (!self.tree.node(at).is_leaf() && self.only_in(tier, at));
         kept && !there.resident && !there.incoming && !here.stuck

@@ -278,7 +278,7 @@ fn pins_end_at_their_deadline_without_traffic() {
 
 #[test]
 fn with_a_host_tier_priority_ten_is_kept_against_a_flood_of_priority_zero() {
-    let mut rig = rig(1, 64, WritePolicy::Back);
+    let mut rig = rig(1, 64, WritePolicy::Selective);
     let prompts: Vec<Vec<Token>> = (0..8).map(|n| prompt(n, 24)).collect();
     let ask = |rig: &mut Rig, tokens: &[Token], priority| {
         let hints = Hints {
