@@ -30,6 +30,7 @@ pub mod http {
     pub mod body;
     pub mod keys;
     pub mod lifecycle;
+    pub mod linger;
     pub mod listener;
     pub mod sse;
     pub mod stall_guard;

@@ -1,7 +1,7 @@
 //! A small HTTP client over a plain socket: what is sent and what comes back is seen byte by
 //! byte, and the connection can be cut at any moment.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -226,7 +226,10 @@ impl Open {
 
     /// True when the server closes the connection without a further byte.
     pub(crate) fn is_closed(&mut self) -> bool {
-        self.reader.read(&mut [0]).unwrap() == 0
+        match self.reader.read(&mut [0]) {
+            Ok(read) => read == 0,
+            Err(error) => error.kind() == ErrorKind::ConnectionReset,
+        }
     }
 
     /// Ends our sending side; the server cannot tell this from a vanished client.

@@ -2,7 +2,7 @@
 //! the truth. The signals themselves are tested on the binary, at the end.
 
 use crate::client::Open;
-use crate::server::{ParrotSetup, Server};
+use crate::server::{ParrotSetup, Server, until};
 use rootstock_server::config::HttpLimits;
 use serde_json::{Value, json};
 
@@ -11,9 +11,7 @@ fn completion(prompt: &str, stream: bool) -> Value {
 }
 
 fn until_draining(server: &Server) {
-    // A tenth of a million probes; each waits for its answer.
-    let gone = (0..100_000).find(|_| server.get("/ready").status == 503);
-    assert!(gone.is_some(), "the drain never began");
+    until("the drain", || server.get("/ready").status == 503);
 }
 
 #[test]

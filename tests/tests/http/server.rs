@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::service::{ModelIdentity, Service, ServiceConfig, Stats};
@@ -20,6 +21,23 @@ use tokio::sync::oneshot;
 use super::client::{self, Answer};
 use super::parrot::{Parrot, Perch};
 use super::tiny_model::{CONTEXT, TinyModel};
+
+/// Between two looks at a state that is awaited: a poll without a pause would take the processor
+/// from those who bring the state about, and a port for each connection.
+const POLL: Duration = Duration::from_millis(2);
+/// Two minutes of looks: far beyond anything a healthy server needs.
+const POLLS: u32 = 60_000;
+
+/// Looks until a state is reached.
+pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    for _ in 0..POLLS {
+        if reached() {
+            return;
+        }
+        std::thread::park_timeout(POLL);
+    }
+    panic!("{what} never came");
+}
 
 /// A running server.
 #[derive(Debug)]
@@ -152,27 +170,14 @@ impl Server {
 
     /// Asks for the metrics until one has reached `least`.
     pub(crate) fn until_metric(&self, name: &str, least: f64) {
-        for _ in 0..100_000 {
-            if self.metric(name) >= least {
-                return;
-            }
-        }
-        panic!("{name} never came to {least}, it is {}", self.metric(name));
+        until(name, || self.metric(name) >= least);
     }
 
     /// Asks for the engine's counters until they are as wanted.
     pub(crate) fn until_stats(&self, wanted: impl Fn(&Stats) -> bool) {
-        for _ in 0..100_000 {
-            if wanted(&self.service.stats()) {
-                return;
-            }
-            // A round trip through the server, which gives the engine its time.
-            drop(self.get("/health"));
-        }
-        panic!(
-            "the engine never came to the wanted state: {:?}",
-            self.service.stats()
-        );
+        until("the wanted counters of the engine", || {
+            wanted(&self.service.stats())
+        });
     }
 
     /// Begins the shutdown, as a signal would.

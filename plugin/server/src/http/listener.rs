@@ -21,6 +21,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tower::Service;
 
 use crate::config::HttpLimits;
+use crate::http::linger;
 use crate::http::stall_guard::StallGuard;
 
 /// Bytes of a request head, at most; beyond, the answer is 431.
@@ -29,6 +30,8 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 128;
 /// A client that reads nothing for so long is cut off.
 const WRITE_STALL: Duration = Duration::from_secs(120);
+/// Connections beyond the cap that may still be read from while they close.
+const TURNED_AWAY_MAX: usize = 64;
 /// How long closing connections may take after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -61,6 +64,7 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let seats = Arc::new(Semaphore::new(limits.max_connections));
+    let doormen = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     let closing = watch::Sender::new(false);
     tokio::pin!(stop);
     loop {
@@ -80,7 +84,7 @@ pub async fn serve(
                     };
                     tokio::spawn(connection.run(socket, closing.subscribe()));
                 }
-                Err(_) => turn_away(&socket),
+                Err(_) => turn_away(socket, &doormen),
             },
             Err(error) => {
                 // Out of file handles, or the client is gone already: others may do better.
@@ -101,9 +105,17 @@ pub async fn serve(
 }
 
 /// One fixed answer, as far as the socket takes it without waiting; a fresh socket takes all.
-fn turn_away(socket: &TcpStream) {
+fn turn_away(socket: TcpStream, doormen: &Arc<Semaphore>) {
     if let Err(error) = socket.try_write(FULL) {
         tracing::debug!(%error, "could not turn a connection away politely");
+        return;
+    }
+    // With more of them than that, some see a reset instead of the answer.
+    if let Ok(doorman) = Arc::clone(doormen).try_acquire_owned() {
+        tokio::spawn(async move {
+            linger::close(socket).await;
+            drop(doorman);
+        });
     }
 }
 
@@ -126,27 +138,30 @@ impl Connection {
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
             call(router.clone(), request, extensions.clone())
         });
-        let io = StallGuard::new(TokioIo::new(socket), WRITE_STALL);
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(Duration::from_secs(self.limits.read_timeout_s.into()))
-            .max_headers(HEADERS_MAX)
-            .max_header_size(HEAD_BYTES_MAX)
-            .serve_connection(io, service);
-        tokio::pin!(connection);
-        let mut told = false;
-        let result = loop {
-            tokio::select! {
-                result = connection.as_mut() => break result,
-                () = close_wish(&mut closing, &hang_up), if !told => {
-                    told = true;
-                    connection.as_mut().graceful_shutdown();
+        let mut io = TokioIo::new(socket);
+        let result = {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(Duration::from_secs(self.limits.read_timeout_s.into()))
+                .max_headers(HEADERS_MAX)
+                .max_header_size(HEAD_BYTES_MAX)
+                .serve_connection(StallGuard::new(&mut io, WRITE_STALL), service);
+            tokio::pin!(connection);
+            let mut told = false;
+            loop {
+                tokio::select! {
+                    result = connection.as_mut() => break result,
+                    () = close_wish(&mut closing, &hang_up), if !told => {
+                        told = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
                 }
             }
         };
         if let Err(error) = result {
             tracing::debug!(peer = %self.peer, %error, "connection ended");
         }
+        linger::close(io.into_inner()).await;
         drop(self.seat);
     }
 }
