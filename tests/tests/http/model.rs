@@ -121,6 +121,9 @@ type Table = Vec<[(u64, u64); 2]>;
 fn two_agents(policy: PolicyKind) -> Table {
     let server = start(ServiceConfig {
         device_pages: Some(145),
+        // What leaves the device is gone: with a host tier it would be worth copying back or not by
+        // how fast the machine computes at the moment.
+        host_pages: Some(0),
         policy,
         ..ServiceConfig::default()
     });

@@ -130,6 +130,8 @@ impl std::fmt::Debug for Generation {
 }
 
 struct Choice {
+    /// On its way into the engine, which may have taken it already.
+    submitting: bool,
     ticket: Option<Ticket>,
     text: TextStream,
     speech: Speech,
@@ -170,11 +172,9 @@ impl Generation {
                 let prompt_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
                 let text = engine.text_stream(&job);
                 let speech = Speech::new(job.rules.clone());
-                let submitted = crate::clock::now();
-                let ticket = engine.submit(job).await?;
-                generation.watch(&ticket);
                 generation.choices.push(Choice {
-                    ticket: Some(ticket),
+                    submitting: true,
+                    ticket: None,
                     text,
                     speech,
                     pending: Vec::new(),
@@ -184,15 +184,37 @@ impl Generation {
                         ..ChoiceUsage::default()
                     },
                     counts_prompt: index == 0,
-                    submitted,
+                    submitted: crate::clock::now(),
                     first_token: None,
                     last_token: None,
                     finish: None,
                 });
-                generation.open += 1;
+                let submitted = engine.submit(job).await;
+                generation.submitted(submitted)?;
             }
         }
         Ok(generation)
+    }
+
+    /// The engine took the last choice, or refused it. A client that leaves before this is known
+    /// counts as gone like any other: the drop finds the choice.
+    fn submitted(&mut self, submitted: Result<Ticket, ApiError>) -> Result<(), ApiError> {
+        let index = self.choices.len().saturating_sub(1);
+        match submitted {
+            Ok(ticket) => {
+                self.watch(index, &ticket);
+                if let Some(choice) = self.choices.last_mut() {
+                    choice.submitting = false;
+                    choice.ticket = Some(ticket);
+                }
+                self.open += 1;
+                Ok(())
+            }
+            Err(error) => {
+                self.choices.pop();
+                Err(error)
+            }
+        }
     }
 
     /// What was found of the first prompt in the cache, and why not more.
@@ -200,8 +222,7 @@ impl Generation {
         self.choices.first()?.ticket.as_ref()?.why().cloned()
     }
 
-    fn watch(&mut self, ticket: &Ticket) {
-        let choice = self.choices.len();
+    fn watch(&mut self, choice: usize, ticket: &Ticket) {
         let events = ticket
             .events()
             .into_stream()
@@ -400,16 +421,20 @@ impl Generation {
     fn close_all(&mut self, outcome: Outcome) {
         self.open = 0;
         for choice in &mut self.choices {
-            if let Some(ticket) = choice.ticket.take() {
-                // What was generated but not looked at any more counts as well.
+            let ticket = choice.ticket.take();
+            if ticket.is_none() && !std::mem::take(&mut choice.submitting) {
+                continue;
+            }
+            // What was generated but not looked at any more counts as well.
+            if let Some(ticket) = ticket {
                 for event in ticket.events().try_iter() {
                     if let Event::Tokens { tokens, .. } = event {
                         choice.usage.completion_tokens += count(&tokens);
                     }
                 }
-                self.metrics
-                    .ended(outcome, &choice.usage, choice.decode_seconds());
             }
+            self.metrics
+                .ended(outcome, &choice.usage, choice.decode_seconds());
         }
     }
 }
