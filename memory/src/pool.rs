@@ -73,6 +73,13 @@ impl Pages {
         &self.ids
     }
 
+    /// Pages that [`Self::disband`] gave out as ids: the duty to release them goes from whoever
+    /// kept the ids to the value. Each id is named once; the pool checks that it is out when it
+    /// goes back.
+    pub const fn adopt(tier: TierId, ids: Vec<PageId>) -> Self {
+        Self { tier, ids }
+    }
+
     /// Keeps the first `at` pages and returns the rest.
     ///
     /// # Panics

@@ -26,6 +26,7 @@ mod lease;
 mod namespace;
 mod node;
 mod order;
+mod peek;
 mod pin;
 mod policy;
 mod program;

@@ -44,6 +44,7 @@ pub mod backend;
 pub mod config;
 pub mod hints;
 pub mod journal;
+pub mod ledger;
 mod replicas;
 pub mod serving;
 
