@@ -24,7 +24,10 @@ pub use layout::{KvDtype, KvLayout, KvSide, KvSlot, LayoutError, LayoutOrder, La
 pub use page::{CopyId, PageId, ReplicaId, StepId, TierId};
 pub use plan::{CopyClass, CopyDone, CopyEngine, CopyPlan, Full};
 pub use pool::{Corruption, PagePool, Pages, Reservation};
-pub use store::{PageAddress, StoreEngine, StoreEvent, StoreOp, StorePage, StorePlan};
+pub use store::{
+    PageAddress, StoreEngine, StoreEvent, StoreOp, StorePage, StorePlan, StoreStats,
+    without_secrets,
+};
 
 /// Nanoseconds of a monotonic clock, passed by the caller to everything that needs time.
 pub type Nanos = u64;

@@ -1,17 +1,21 @@
 //! The storage tier: pages in a folder, or by further features in Redis or S3, behind Apache
 //! OpenDAL. One worker thread owns the store; plans go in through a bounded queue, events come
 //! back. Nothing here decides what is stored: it reads, writes, compares and keeps the quota.
+//! Somebody waits for reads, so they go before writes, and each has an end.
 //!
 //! A page counts only when it is whole and is what was asked for: [`record`] says how that is
 //! checked. Whatever else is found is a miss, is counted by kind, and is removed. Writes are
 //! atomic (a file appears whole, by renaming), so a process may end at any moment.
 
 mod operator;
+mod queue;
 mod record;
 mod shelf;
+mod unfinished;
 mod worker;
 
-use crate::{CopyId, KvLayout, PageId, StoreEngine, StoreEvent, StorePlan};
+use crate::{CopyId, KvLayout, PageId, StoreEngine, StoreEvent, StorePlan, StoreStats};
+use queue::{Queue, Submitted};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +37,8 @@ pub trait HostPages: Send {
 /// Where and how.
 #[derive(Clone, Debug)]
 pub struct StorageOptions {
-    /// `fs:///folder`; with features `storage-redis` and `storage-s3` also `redis://host:port`
-    /// and `s3://bucket/prefix?...`.
+    /// `fs:///folder`; with features `storage-redis` and `storage-s3` also
+    /// `redis://name:password@host:port/db/prefix` and `s3://bucket/prefix?endpoint=..&region=..`.
     pub uri: String,
     /// How pages are laid out; pages of another layout are foreign.
     pub layout: KvLayout,
@@ -45,7 +49,8 @@ pub struct StorageOptions {
     pub quota_bytes: u64,
     /// Most plans that wait.
     pub queue: usize,
-    /// What has not been read after this time does not count: its request computes it.
+    /// What has not been read this long after it was asked for does not count: its request
+    /// computes it. A page is not written, looked for or deleted for longer either.
     pub read_timeout: Duration,
 }
 
@@ -72,33 +77,6 @@ pub enum StorageError {
     /// The system gives no thread.
     #[error("cannot start the storage thread: {0}")]
     Thread(#[from] std::io::Error),
-}
-
-/// Counters, and two gauges: `pages` and `bytes`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StorageStats {
-    /// Pages written.
-    pub written: u64,
-    /// Pages read that were right.
-    pub read: u64,
-    /// Pages asked for that are not there.
-    pub missing: u64,
-    /// Pages with a checksum that does not hold.
-    pub corrupt: u64,
-    /// Pages that are too short or too long.
-    pub truncated: u64,
-    /// Whole pages of another layout, numerics, namespace, or of other tokens.
-    pub foreign: u64,
-    /// Reads and writes that the store refused.
-    pub errors: u64,
-    /// Reads that took too long.
-    pub timeouts: u64,
-    /// Pages evicted for the quota.
-    pub evicted: u64,
-    /// Pages in the store.
-    pub pages: u64,
-    /// Their bytes.
-    pub bytes: u64,
 }
 
 /// The counters, shared with the worker.
@@ -131,7 +109,7 @@ fn one_more(count: &AtomicU64) {
 /// An open store. Dropping it detaches: plans that wait are acknowledged as not done, the one
 /// under way is finished first.
 pub struct Storage {
-    plans: Option<SyncSender<StorePlan>>,
+    plans: Option<SyncSender<Submitted>>,
     events: Mutex<Events>,
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
@@ -158,7 +136,7 @@ impl Storage {
         host: impl HostPages + 'static,
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, StorageError> {
-        let store = operator::open(&options.uri)?;
+        let (store, unfinished) = operator::open(&options.uri)?;
         let lists = store.info().capability().list;
         let (plans, work) = sync_channel(options.queue.max(1));
         let (tell, events) = channel();
@@ -167,19 +145,17 @@ impl Storage {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let worker = worker::Worker::new(
-            options,
-            store,
-            Box::new(host),
-            worker::Ties {
-                tell,
-                wake: Box::new(wake),
-                counts: Arc::clone(&counts),
-                stop: Arc::clone(&stop),
-            },
-        );
+        let ties = worker::Ties {
+            tell,
+            wake: Box::new(wake),
+            counts: Arc::clone(&counts),
+            stop: Arc::clone(&stop),
+            _unfinished: unfinished,
+        };
+        let queue = Queue::new(work, options.queue.max(1));
+        let worker = worker::Worker::new(options, store, Box::new(host), ties, queue);
         let thread = std::thread::Builder::new().name("rootstock-storage".to_owned());
-        let worker = thread.spawn(move || runtime.block_on(worker.run(lists, &work)))?;
+        let worker = thread.spawn(move || runtime.block_on(worker.run(lists)))?;
         Ok(Self {
             plans: Some(plans),
             events: Mutex::new(Events {
@@ -209,8 +185,9 @@ impl Storage {
         let (id, pages) = (plan.id, plan.pages.len());
         // Locked first, so that the answer finds it.
         let mut events = self.events();
-        plans.try_send(plan).map_err(|error| match error {
-            TrySendError::Full(plan) | TrySendError::Disconnected(plan) => plan,
+        let submitted = Submitted::now(plan);
+        plans.try_send(submitted).map_err(|error| match error {
+            TrySendError::Full(back) | TrySendError::Disconnected(back) => back.plan,
         })?;
         events.waiting.insert(id, pages);
         Ok(())
@@ -248,10 +225,10 @@ impl Storage {
     }
 
     /// Counts.
-    pub fn stats(&self) -> StorageStats {
+    pub fn stats(&self) -> StoreStats {
         let counts = &*self.counts;
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        StorageStats {
+        StoreStats {
             written: get(&counts.written),
             read: get(&counts.read),
             missing: get(&counts.missing),
@@ -287,6 +264,10 @@ impl StoreEngine for Storage {
 
     fn poll(&mut self, events: &mut Vec<StoreEvent>) {
         Self::poll(self, events);
+    }
+
+    fn stats(&self) -> StoreStats {
+        Self::stats(self)
     }
 }
 

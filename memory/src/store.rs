@@ -94,6 +94,9 @@ pub enum StoreOp {
     Read,
     /// Remove all that is stored.
     Clear,
+    /// Look which pages are there; their host pages mean nothing. As with reading, none counts
+    /// after the first that is missing.
+    Look,
 }
 
 /// One page of a plan.
@@ -130,7 +133,7 @@ pub enum StoreEvent {
     Done {
         /// Which.
         id: CopyId,
-        /// For each of its pages, whether it was stored or has arrived.
+        /// For each of its pages, whether it was stored, has arrived or is there.
         pages: Vec<bool>,
     },
     /// Pages are there: found at the start, or written by somebody else.
@@ -139,7 +142,46 @@ pub enum StoreEvent {
     Lost(Vec<PageAddress>),
 }
 
-/// Carries out plans for a store in the background, in the order of their submission.
+/// The address of a store as it may be shown: without name, password and options.
+pub fn without_secrets(uri: &str) -> String {
+    let plain = uri.split('?').next().unwrap_or_default();
+    let Some((scheme, rest)) = plain.split_once("://") else {
+        return plain.to_owned();
+    };
+    let (place, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+    format!("{scheme}://{place}{path}")
+}
+
+/// What a store did: counters, and two gauges, `pages` and `bytes`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreStats {
+    /// Pages written.
+    pub written: u64,
+    /// Pages read that were right.
+    pub read: u64,
+    /// Pages asked for that are not there.
+    pub missing: u64,
+    /// Pages with a checksum that does not hold.
+    pub corrupt: u64,
+    /// Pages that are too short or too long.
+    pub truncated: u64,
+    /// Whole pages of another layout, numerics, namespace, or of other tokens.
+    pub foreign: u64,
+    /// Reads and writes that the store refused.
+    pub errors: u64,
+    /// Reads, looks and writes that took too long.
+    pub timeouts: u64,
+    /// Pages evicted for the quota.
+    pub evicted: u64,
+    /// Pages in the store.
+    pub pages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Carries out plans for a store in the background: writes in the order of their submission,
+/// reads and looks before them, nothing across a clear.
 pub trait StoreEngine: Send {
     /// Queues a plan. Does not wait.
     ///
@@ -150,6 +192,9 @@ pub trait StoreEngine: Send {
     /// Appends what the store told since the last call: one answer to each plan that was taken,
     /// late or failed if it must be. Does not wait.
     fn poll(&mut self, events: &mut Vec<StoreEvent>);
+
+    /// What it did so far.
+    fn stats(&self) -> StoreStats;
 }
 
 #[cfg(test)]
@@ -174,6 +219,18 @@ mod tests {
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn an_address_is_shown_without_what_opens_the_store() {
+        for (uri, shown) in [
+            ("fs:///var/kv@home", "fs:///var/kv@home"),
+            ("redis://u:pa@ss@host:6379/2", "redis://host:6379/2"),
+            ("s3://bucket/a?secret_access_key=x", "s3://bucket/a"),
+            ("nonsense", "nonsense"),
+        ] {
+            assert_eq!(without_secrets(uri), shown);
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The storage tier over a real folder: what comes back is what was written or nothing at all.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use rootstock_memory::storage::{HostPages, Storage, StorageOptions, StorageStats};
+use rootstock_memory::storage::{HostPages, Storage, StorageOptions};
 use rootstock_memory::{
     CopyId, KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageAddress, PageId, StoreEvent, StoreOp,
-    StorePage, StorePlan,
+    StorePage, StorePlan, StoreStats,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -350,7 +350,7 @@ fn a_thousand_corruptions_never_give_wrong_bytes() {
             }
         }
     }
-    let StorageStats {
+    let StoreStats {
         corrupt,
         truncated,
         foreign,

@@ -13,6 +13,8 @@ pub(crate) struct FakeStore {
     pages: BTreeMap<PageAddress, Bytes>,
     plans: VecDeque<StorePlan>,
     pub(crate) arrived: u64,
+    /// Found by a look.
+    pub(crate) seen: u64,
 }
 
 impl FakeStore {
@@ -22,7 +24,8 @@ impl FakeStore {
 
     /// Whether a flush has to wait for it.
     pub(crate) fn keeps(&self) -> bool {
-        self.plans.iter().any(|plan| plan.op != StoreOp::Clear)
+        let moves = |op| matches!(op, StoreOp::Write | StoreOp::Read);
+        self.plans.iter().any(|plan| moves(plan.op))
     }
 }
 
@@ -39,9 +42,10 @@ impl World {
                     .flatten();
                 match plan.op {
                     StoreOp::Write => assert!(bytes.is_some(), "a write of undefined bytes"),
-                    StoreOp::Read | StoreOp::Clear => {
+                    StoreOp::Read => {
                         self.memory.insert((TierId::Host, page.host), None);
                     }
+                    StoreOp::Look | StoreOp::Clear => {}
                 }
             }
             self.store.plans.push_back(plan);
@@ -55,7 +59,11 @@ impl World {
         } = &self.requests[at];
         let key = Key { ns: *ns, tokens };
         // What it starts comes out with the plans.
-        let _ = self.cache.fetch(lease, key, u32::MAX, self.now);
+        if self.random.below(2) == 0 {
+            let _ = self.cache.fetch(lease, key, u32::MAX, self.now);
+        } else {
+            self.cache.read_ahead(key, self.now);
+        }
     }
 
     /// Tells of pages that went or are there, attaches and detaches.
@@ -65,7 +73,10 @@ impl World {
         match self.random.below(30) {
             0 => self.cache.detach_storage(),
             1 => {
-                if self.cache.attach_storage(30, 0) {
+                let probes = self.random.below(3) as u32;
+                // Who looks need not be told.
+                let told = probes == 0 || self.random.below(2) == 0;
+                if self.cache.attach_storage(30, probes) && told {
                     self.cache.store_event(StoreEvent::Learned(all), self.now);
                 }
             }
@@ -111,6 +122,13 @@ impl World {
                     self.memory.insert(place, bytes);
                     self.store.arrived += 1;
                     *ok = true;
+                }
+                StoreOp::Look => {
+                    *ok = self.store.pages.contains_key(&page.address) && !fails;
+                    if !*ok {
+                        break;
+                    }
+                    self.store.seen += 1;
                 }
                 StoreOp::Clear => {}
             }
