@@ -14,7 +14,7 @@ pub enum Target {
         /// Tokens; a last partial page is left out.
         tokens: Vec<Token>,
     },
-    /// All that a program holds.
+    /// All that a program holds: the prefixes of its last branches.
     Program(ProgramId),
 }
 
@@ -37,12 +37,13 @@ pub enum Action {
         /// Seconds of idleness after which the importance falls back; `None` is never.
         seconds: Option<u64>,
     },
-    /// Bring lower tiers up before a request asks.
+    /// Bring lower tiers up before a request asks: what is in storage to host, and all of it on to
+    /// a device, a quarter of that at a time.
     Prefetch {
         /// On what.
         target: Target,
-        /// To which replica.
-        replica: ReplicaId,
+        /// To whose device; `None` is to host.
+        replica: Option<ReplicaId>,
     },
     /// Free the device copy, keep the bytes below.
     Demote {
@@ -54,6 +55,37 @@ pub enum Action {
         /// On what.
         target: Target,
     },
+}
+
+impl Action {
+    /// What it acts on.
+    pub const fn target(&self) -> &Target {
+        match self {
+            Self::Pin { target, .. }
+            | Self::Retain { target, .. }
+            | Self::Prefetch { target, .. }
+            | Self::Demote { target }
+            | Self::Release { target } => target,
+        }
+    }
+
+    /// The same verb on something else.
+    #[must_use]
+    pub fn on(&self, target: Target) -> Self {
+        match *self {
+            Self::Pin { ttl, .. } => Self::Pin { target, ttl },
+            Self::Retain {
+                priority, seconds, ..
+            } => Self::Retain {
+                target,
+                priority,
+                seconds,
+            },
+            Self::Prefetch { replica, .. } => Self::Prefetch { target, replica },
+            Self::Demote { .. } => Self::Demote { target },
+            Self::Release { .. } => Self::Release { target },
+        }
+    }
 }
 
 /// Why a verb was refused.

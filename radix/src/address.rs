@@ -46,6 +46,22 @@ impl PrefixCache {
             .copied()
     }
 
+    /// The address of the page before page `pages` of the path that ends in `at`, or the seed.
+    pub(crate) fn address_at(&self, at: u32, pages: u32) -> Option<PageAddress> {
+        let node = self.tree.node(at);
+        let first = pages.checked_sub(node.depth)?;
+        (first <= node.pages).then(|| self.address_before(at, first))?
+    }
+
+    /// The addresses of the pages of a node.
+    pub(crate) fn addresses_of(&self, at: u32) -> &[PageAddress] {
+        let node = self.tree.node(at);
+        let runs = self.store.as_ref().map(|store| &store.addresses);
+        let run = runs.and_then(|runs| runs.get(node.run as usize));
+        let part = node.start as usize..(node.start + node.pages) as usize;
+        run.and_then(|run| run.get(part)).unwrap_or_default()
+    }
+
     /// The pages of a node as a plan names them.
     pub(crate) fn store_pages(&self, host: usize, at: u32) -> Vec<StorePage> {
         let node = self.tree.node(at);

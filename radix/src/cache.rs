@@ -166,9 +166,9 @@ impl PrefixCache {
             let rest = &key.tokens[(device.pages * p) as usize..];
             let below = self.walk(device.node, device.pages, rest, host);
             host_pages = whole(&below).max(device_pages) - device_pages;
-            if device.partly.is_none() && below.partly.is_none() {
-                storage_tokens = self.stored_tokens(below.node, below.pages, key.tokens);
-            }
+            let partly = below.partly.or(device.partly);
+            let node = partly.map_or(below.node, |part| part.0);
+            storage_tokens = self.stored_tokens(node, device_pages + host_pages, key.tokens);
         }
         Probe {
             device_tokens: device_pages * p,
@@ -215,6 +215,7 @@ impl PrefixCache {
         let p = self.page_tokens();
         let device_tokens = self.cover(&mut lease, tokens, now) * p;
         let host_tokens = self.look_ahead(&mut lease, tokens, now) * p;
+        let read_tokens = self.read_pages(&lease) * p;
         let (node, pages) = match lease.ahead {
             Some((node, _, pages)) => (node, pages),
             None => (self.end_of(&lease), lease.pages),
@@ -224,12 +225,13 @@ impl PrefixCache {
         self.lookup_tokens += key.tokens.len() as u64;
         self.tiers[at].hit_tokens += u64::from(device_tokens);
         if let Some(host) = self.host {
-            self.tiers[host].hit_tokens += u64::from(host_tokens);
+            self.tiers[host].hit_tokens += u64::from(host_tokens - read_tokens);
         }
         Match {
             lease,
             device_tokens,
             host_tokens,
+            read_tokens,
             storage_tokens,
         }
     }

@@ -16,9 +16,14 @@ use crate::lease::Lease;
 use crate::order::{Place, Rank};
 use crate::tier::Span;
 use crate::tree::narrow;
-use rootstock_memory::{CopyClass, CopyDone, CopyId, CopyPlan, Nanos, PageId, Pages, Reservation};
+use rootstock_memory::{
+    CopyClass, CopyDone, CopyId, CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, TierId,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// The part of a device, one of so many, that may be on its way up without anybody waiting for it.
+const AHEAD: u32 = 4;
 
 /// A copy under way, or one that has arrived and waits for its lease.
 #[derive(Debug)]
@@ -133,28 +138,110 @@ impl PrefixCache {
             return None;
         };
         let dest = self.tiers[to].acquire_for_copy(reservation, end - start);
-        self.keep_span(host, last, start, end, true);
-        self.keep_path(to, anchor, start, true);
-        let path = (anchor, start);
-        let flight = Flight {
-            from: host,
-            to,
-            node: last,
-            start,
-            end,
-            path,
-            ..Flight::NEW
-        };
-        let plan = self.launch(
-            Flight {
-                awaited: true,
-                ..flight
-            },
-            dest,
-            CopyClass::Promote,
-        );
+        let plan = self.lift(to, anchor, (last, start, end), dest, true);
         lease.copy = Some(plan.id);
         Some(plan)
+    }
+
+    /// Registers the copy of a span on host to a device, right after the `anchor` there.
+    fn lift(
+        &mut self,
+        to: usize,
+        anchor: u32,
+        (node, start, end): (u32, u32, u32),
+        dest: Pages,
+        awaited: bool,
+    ) -> CopyPlan {
+        let from = self.host.expect("what is lifted is on host");
+        self.keep_span(from, node, start, end, true);
+        self.keep_path(to, anchor, start, true);
+        for at in self.nodes_between(node, start, end) {
+            let node = self.tree.node(at);
+            self.tiers[from].change(at, node, Place::Tail, |span| span.read = false);
+        }
+        let flight = Flight {
+            from,
+            to,
+            node,
+            start,
+            end,
+            path: (anchor, start),
+            awaited,
+            ..Flight::NEW
+        };
+        self.launch(flight, dest, CopyClass::Promote)
+    }
+
+    /// Plans to bring up to a device what host has of the first `pages` of the path of `at`, right
+    /// after what the device has, for somebody who will ask for it; returns how many pages. What
+    /// is on its way like this takes a share of the device at most, and what arrives is as
+    /// evictable as anything that nobody uses.
+    pub(crate) fn promote_ahead(
+        &mut self,
+        replica: ReplicaId,
+        at: u32,
+        pages: u32,
+        now: Nanos,
+    ) -> u32 {
+        let to = usize::from(replica.0);
+        let Some(host) = self.host.filter(|_| to < self.devices()) else {
+            return 0;
+        };
+        let start = self.on_device(replica, at, pages);
+        let root = self.tree.root_of(at);
+        let way = self.nodes_between(at, 0, start);
+        let anchor = way.last().copied().unwrap_or(root);
+        let chain = self.nodes_between(at, start, pages);
+        let ready = chain.into_iter().take_while(|&at| {
+            let span = self.tiers[to].span(at);
+            self.tiers[host].is_resident(at) && !span.resident && !span.incoming
+        });
+        let ready: Vec<u32> = ready.collect();
+        let (Some(&last), true) = (ready.last(), self.flights.under_way() < self.max_copies) else {
+            return 0;
+        };
+        let most = (self.tiers[to].pool.total() / AHEAD).saturating_sub(self.lifted(to));
+        let n = (self.tree.node(last).end().min(pages) - start).min(most);
+        // Room is not made at the cost of what is brought up, nor of the way there.
+        self.keep_nodes(to, &way, true);
+        self.keep_nodes(host, &ready, true);
+        let room = self.make_room(TierId::Device(replica), n, now);
+        self.flights
+            .outbox
+            .extend(room.into_iter().flat_map(|room| room.copies));
+        self.keep_nodes(to, &way, false);
+        self.keep_nodes(host, &ready, false);
+        let n = n.min(self.tiers[to].pool.free());
+        let end = start + n;
+        let Some(last) = (n > 0).then(|| self.node_ending(last, end)).flatten() else {
+            return 0;
+        };
+        let Some(mut rest) = self.tiers[to].pool.reserve(n) else {
+            return 0;
+        };
+        let dest = self.tiers[to].acquire_for_copy(&mut rest, n);
+        let plan = self.lift(to, anchor, (last, start, end), dest, false);
+        self.flights.outbox.push(plan);
+        n
+    }
+
+    /// Pages of the first `pages` of the path of `at` that a device has, from the root on.
+    pub(crate) fn on_device(&self, replica: ReplicaId, at: u32, pages: u32) -> u32 {
+        let to = usize::from(replica.0);
+        let path = self.nodes_between(at, 0, pages);
+        let there = path
+            .iter()
+            .take_while(|&&at| self.tiers[to].is_resident(at));
+        there
+            .last()
+            .map_or(0, |&at| self.tree.node(at).end().min(pages))
+    }
+
+    /// Pages on their way up to a device for which nobody waits.
+    fn lifted(&self, to: usize) -> u32 {
+        let flights = self.flights.all.values();
+        let ahead = flights.filter(|flight| flight.to == to && !flight.awaited);
+        ahead.map(|flight| flight.end - flight.start).sum()
     }
 
     /// Takes the acknowledgement of a copy. One that is not under way is counted and ignored.

@@ -62,6 +62,34 @@ impl PrefixCache {
     /// # Cost
     /// One table lookup a node, one comparison a token, and at most 4096 continuations compared.
     pub fn nearest(&self, key: Key<'_>) -> Nearest {
+        self.leaves(key).0
+    }
+
+    /// What is cached after a prompt has left it: at most `limit` tokens of one way to go on.
+    ///
+    /// # Cost
+    /// That of [`PrefixCache::nearest`], and a copy.
+    pub fn continuation(&self, key: Key<'_>, limit: usize) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        let (_, place) = self.leaves(key);
+        let Some((mut at, from)) = place else {
+            return tokens;
+        };
+        tokens.extend_from_slice(&self.tree.edge(self.tree.node(at))[from..]);
+        while tokens.len() < limit {
+            at = self.tree.node(at).first_child;
+            if at == NIL {
+                break;
+            }
+            tokens.extend_from_slice(self.tree.edge(self.tree.node(at)));
+        }
+        tokens.truncate(limit);
+        tokens
+    }
+
+    /// Where a prompt leaves the nearest path, and the node and token of its edge where that is,
+    /// when the path goes on.
+    fn leaves(&self, key: Key<'_>) -> (Nearest, Option<(u32, usize)>) {
         let mut nearest = Nearest {
             cached_tokens: 0,
             common_tokens: 0,
@@ -69,7 +97,7 @@ impl PrefixCache {
             kind: ContextKind::Unknown,
         };
         let Some(mut at) = self.namespaces.root(key.ns) else {
-            return nearest;
+            return (nearest, None);
         };
         let mut rest = key.tokens;
         let step = |nearest: &mut Nearest, child: u32, common: usize| {
@@ -88,7 +116,7 @@ impl PrefixCache {
                 if common == rest.len() {
                     nearest.other = None;
                 }
-                return nearest;
+                return (nearest, Some((child, common)));
             }
             nearest.common_tokens = nearest.cached_tokens;
             rest = &rest[edge.len()..];
@@ -102,13 +130,19 @@ impl PrefixCache {
             .take(SIBLINGS_MAX)
             .map(|child| (shared(child), child))
             .max_by_key(|&(common, child)| (common, std::cmp::Reverse(child)));
-        if let Some((common, child)) = most {
+        let place = most.map(|(common, child)| {
             step(&mut nearest, child, common);
             if common == rest.len() {
                 nearest.other = None;
             }
-        }
-        nearest
+            (child, common)
+        });
+        (nearest, place)
+    }
+
+    /// Tokens of a page.
+    pub const fn tokens_a_page(&self) -> u32 {
+        self.page_tokens()
     }
 
     /// Chained hashes of the whole pages of a prompt, as events tell them; empty in a namespace

@@ -39,6 +39,7 @@ mod table;
 mod tier;
 mod tree;
 mod under_way;
+mod whole;
 
 pub use act::{ActReason, Action, Outcome, Target};
 pub use cache::PrefixCache;

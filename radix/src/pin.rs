@@ -47,31 +47,30 @@ impl Pins {
 }
 
 impl PrefixCache {
-    /// Does a verb for a tenant; on a program, on the prefix of its last request.
+    /// Does a verb for a tenant.
     pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
         self.expire(now);
         self.clock += 1;
-        if let Action::Release {
-            target: Target::Program(program),
-        } = *action
-        {
-            return self.release_program(tenant, program, now);
+        match *action.target() {
+            Target::Program(id) => self.act_on_program(tenant, id, action, now),
+            Target::Prefix { .. } => self.act_on_prefix(tenant, action, now),
         }
-        let Some(action) = &self.on_prefix(action) else {
-            return Outcome::Missing;
+    }
+
+    pub(crate) fn act_on_prefix(
+        &mut self,
+        tenant: TenantId,
+        action: &Action,
+        now: Nanos,
+    ) -> Outcome {
+        let Target::Prefix { ns, tokens } = action.target() else {
+            return Outcome::Rejected(ActReason::Unsupported);
         };
-        match action {
-            Action::Pin {
-                target: Target::Prefix { ns, tokens },
-                ttl,
-            } => self.pin(tenant, *ns, tokens, *ttl, now),
-            Action::Release {
-                target: Target::Prefix { ns, tokens },
-            } => self.release_pin(tenant, *ns, tokens),
+        match *action {
+            Action::Pin { ttl, .. } => self.pin(tenant, *ns, tokens, ttl, now),
+            Action::Release { .. } => self.release_pin(tenant, *ns, tokens),
             Action::Retain {
-                target: Target::Prefix { ns, tokens },
-                priority,
-                seconds,
+                priority, seconds, ..
             } => {
                 let path = self.cached_path(*ns, tokens);
                 let Some(&last) = path.last() else {
@@ -79,25 +78,15 @@ impl PrefixCache {
                 };
                 let retention_s = seconds.map(|s| u32::try_from(s).unwrap_or(u32::MAX));
                 let meta = SpanMeta {
-                    priority: *priority,
+                    priority,
                     retention_s,
                     ..SpanMeta::default()
                 };
                 self.retain(last, &meta, now);
                 self.answer(&path, tokens)
             }
-            Action::Demote {
-                target: Target::Prefix { ns, tokens },
-            } => self.copy_down(*ns, tokens),
-            Action::Prefetch {
-                target: Target::Prefix { ns, tokens },
-                ..
-            } => self.fetch_ahead(*ns, tokens),
-            Action::Pin { .. }
-            | Action::Release { .. }
-            | Action::Retain { .. }
-            | Action::Demote { .. }
-            | Action::Prefetch { .. } => Outcome::Rejected(ActReason::Unsupported),
+            Action::Demote { .. } => self.copy_down(*ns, tokens),
+            Action::Prefetch { replica, .. } => self.prefetch(*ns, tokens, replica, now),
         }
     }
 
@@ -280,19 +269,19 @@ impl PrefixCache {
         }
     }
 
-    /// Brings what only storage has to host.
-    fn fetch_ahead(&mut self, ns: NamespaceId, tokens: &[Token]) -> Outcome {
-        let asked_pages = crate::tree::narrow(tokens.len() / self.tree.page_tokens());
-        match self.prefetch(ns, tokens) {
-            (pages, true) => Outcome::Deferred { pages },
-            (0, false) => Outcome::Missing,
-            (pages, false) if pages == asked_pages => Outcome::Accepted { pages },
-            (pages, false) => Outcome::Clipped { pages, asked_pages },
+    fn release_pin(&mut self, tenant: TenantId, ns: NamespaceId, tokens: &[Token]) -> Outcome {
+        let path = self.cached_path(ns, tokens);
+        let pages = path.last().map_or(0, |&last| self.unpin_path(tenant, last));
+        if pages == 0 {
+            Outcome::Missing
+        } else {
+            Outcome::Accepted { pages }
         }
     }
 
-    fn release_pin(&mut self, tenant: TenantId, ns: NamespaceId, tokens: &[Token]) -> Outcome {
-        let path = self.cached_path(ns, tokens);
+    /// Ends the pins of a tenant on the path of `last`; returns its pages.
+    pub(crate) fn unpin_path(&mut self, tenant: TenantId, last: u32) -> u32 {
+        let path = self.nodes_between(last, 0, self.tree.node(last).end());
         let mine = |at: &u32| {
             self.pins
                 .by_node
@@ -310,11 +299,7 @@ impl PrefixCache {
             pages += self.tree.node(at).pages;
             self.unpin(at);
         }
-        if pages == 0 {
-            Outcome::Missing
-        } else {
-            Outcome::Accepted { pages }
-        }
+        pages
     }
 
     fn set_pin(&mut self, at: u32, pin: Pin) {

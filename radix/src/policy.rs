@@ -52,8 +52,9 @@ impl PrefixCache {
             let before = self.programs.ended(program, lease, here);
             if let Some((old, _)) = before.filter(|&(at, generation)| self.is_node(at, generation))
             {
-                self.give_up_branch(old, last, program.0, now);
+                self.give_up_branch(old, Some(last), program.0, now);
             }
+            self.note_branch(program, last);
         }
         if let Some(order) = self.agent.as_mut().and_then(|agent| agent.learn()) {
             for shelf in self.tiers.iter_mut().filter_map(|tier| tier.order.shelf()) {
@@ -67,11 +68,12 @@ impl PrefixCache {
     pub(crate) fn give_up_branch(
         &mut self,
         mut at: u32,
-        mut other: u32,
+        other: Option<u32>,
         owner: u64,
         now: Nanos,
     ) -> u32 {
         let mut pages = 0;
+        let mut other = other.unwrap_or_else(|| self.tree.root_of(at));
         while at != other && !self.tree.node(at).is_root() {
             if self.tree.node(at).end() < self.tree.node(other).end() {
                 other = self.tree.node(other).parent;
@@ -110,14 +112,8 @@ impl PrefixCache {
         }
     }
 
-    fn is_node(&self, at: u32, generation: std::num::NonZeroU32) -> bool {
+    pub(crate) fn is_node(&self, at: u32, generation: std::num::NonZeroU32) -> bool {
         let node = self.tree.nodes.get(at as usize);
         at != NIL && node.is_some_and(|node| node.generation == generation)
-    }
-
-    /// The node where a program's last request ended, if it is still cached.
-    pub(crate) fn last_of(&self, program: crate::ProgramId) -> Option<u32> {
-        let (at, generation) = self.programs.last(program)?;
-        (self.is_node(at, generation) && !self.tree.node(at).is_root()).then_some(at)
     }
 }

@@ -3,10 +3,11 @@
 //! A program is what a client names: a session, a run, a conversation. Its requests extend one
 //! prefix; one that leaves it elsewhere makes the rest of the old prefix worthless. The table is
 //! bounded: of too many programs the one that asked longest ago is forgotten, which costs nothing
-//! but what was known of it.
+//! but what was known of it. A program belongs to a tenant and a namespace: the same name under
+//! another salt is another program.
 
 use crate::cache::PrefixCache;
-use crate::{Action, Hints, Lease, NamespaceId, Outcome, ProgramId, Target, TenantId, Token};
+use crate::{Hints, Lease, NamespaceId, ProgramId, TenantId};
 use rootstock_memory::Nanos;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,9 @@ use std::num::NonZeroU32;
 
 /// Programs that are known at a time.
 const PROGRAMS_MAX: usize = 1 << 16;
+
+/// Prefixes of a program that are known: those of its last branches.
+const PREFIXES_MAX: usize = 8;
 
 const MILLISECOND: Nanos = 1_000_000;
 
@@ -34,22 +38,26 @@ pub struct ProgramStats {
 
 #[derive(Debug)]
 struct Program {
-    tenant: TenantId,
+    owner: Owner,
     name: String,
     used: u64,
     turns: u32,
     arrived: Nanos,
     gaps: Nanos,
-    ns: Option<NamespaceId>,
     last: Option<(u32, NonZeroU32)>,
+    /// Where its prefixes end, none within another, the newest last.
+    ends: Vec<(u32, NonZeroU32)>,
     done: bool,
 }
+
+/// Whose program it is, and where what it caches is.
+pub(crate) type Owner = (TenantId, NamespaceId);
 
 /// All programs.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
     by_id: BTreeMap<ProgramId, Program>,
-    by_name: BTreeMap<TenantId, BTreeMap<String, ProgramId>>,
+    by_name: BTreeMap<Owner, BTreeMap<String, ProgramId>>,
     /// (last use, program).
     by_use: BTreeSet<(u64, ProgramId)>,
     clock: u64,
@@ -58,40 +66,43 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// The program of that name, new or known.
-    fn named(&mut self, tenant: TenantId, name: &str) -> ProgramId {
-        let known = self.by_name.get(&tenant).and_then(|names| names.get(name));
-        if let Some(&id) = known {
+    fn named(&mut self, owner: Owner, name: &str) -> ProgramId {
+        if let Some(id) = self.known(owner, name) {
             return id;
         }
         if self.by_id.len() >= PROGRAMS_MAX
             && let Some((_, oldest)) = self.by_use.pop_first()
             && let Some(gone) = self.by_id.remove(&oldest)
-            && let Some(names) = self.by_name.get_mut(&gone.tenant)
+            && let Some(names) = self.by_name.get_mut(&gone.owner)
         {
             names.remove(&gone.name);
             if names.is_empty() {
-                self.by_name.remove(&gone.tenant);
+                self.by_name.remove(&gone.owner);
             }
         }
         self.named += 1;
         self.clock += 1;
         let id = ProgramId(self.named);
-        let names = self.by_name.entry(tenant).or_default();
+        let names = self.by_name.entry(owner).or_default();
         names.insert(name.to_owned(), id);
         self.by_use.insert((self.clock, id));
         let program = Program {
-            tenant,
+            owner,
             name: name.to_owned(),
             used: self.clock,
             turns: 0,
             arrived: 0,
             gaps: 0,
-            ns: None,
             last: None,
+            ends: Vec::new(),
             done: false,
         };
         self.by_id.insert(id, program);
         id
+    }
+
+    fn known(&self, owner: Owner, name: &str) -> Option<ProgramId> {
+        self.by_name.get(&owner)?.get(name).copied()
     }
 
     /// A request of the program ended in the node `here`; returns where the one before did.
@@ -112,24 +123,46 @@ impl Programs {
         }
         program.turns = program.turns.saturating_add(1);
         program.arrived = lease.arrived.max(program.arrived);
-        program.ns = Some(lease.ns);
         program.done = lease.said.last;
         program.last.replace(here)
-    }
-
-    pub(crate) fn last(&self, id: ProgramId) -> Option<(u32, NonZeroU32)> {
-        self.by_id.get(&id)?.last
     }
 
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
+
+    pub(crate) fn owner(&self, id: ProgramId) -> Option<Owner> {
+        Some(self.by_id.get(&id)?.owner)
+    }
+
+    /// Where the prefixes of a program end, as nodes and their generations.
+    pub(crate) fn ends(&self, id: ProgramId) -> &[(u32, NonZeroU32)] {
+        self.by_id.get(&id).map_or(&[], |program| &program.ends)
+    }
+
+    pub(crate) fn set_ends(&mut self, id: ProgramId, mut ends: Vec<(u32, NonZeroU32)>) {
+        if let Some(program) = self.by_id.get_mut(&id) {
+            ends.drain(..ends.len().saturating_sub(PREFIXES_MAX));
+            program.ends = ends;
+        }
+    }
+
+    pub(crate) fn set_done(&mut self, id: ProgramId) {
+        if let Some(program) = self.by_id.get_mut(&id) {
+            program.done = true;
+        }
+    }
 }
 
 impl PrefixCache {
-    /// The id of a program of `tenant`, new or known.
-    pub fn program(&mut self, tenant: TenantId, name: &str) -> ProgramId {
-        self.programs.named(tenant, name)
+    /// The id of a program of `tenant` in a namespace, new or known.
+    pub fn program(&mut self, tenant: TenantId, ns: NamespaceId, name: &str) -> ProgramId {
+        self.programs.named((tenant, ns), name)
+    }
+
+    /// The id of a program that has asked lately.
+    pub fn find_program(&self, tenant: TenantId, ns: NamespaceId, name: &str) -> Option<ProgramId> {
+        self.programs.known((tenant, ns), name)
     }
 
     /// What is known of a program; `None` when nothing is.
@@ -150,7 +183,8 @@ impl PrefixCache {
     /// by what the cache sees alone.
     pub fn describe(&mut self, tenant: TenantId, lease: &mut Lease, hints: &Hints) {
         let name = hints.program.as_deref();
-        lease.said.program = name.map(|name| self.programs.named(tenant, name));
+        let owner = (tenant, lease.ns);
+        lease.said.program = name.map(|name| self.programs.named(owner, name));
         lease.said.last = hints.session_final;
         lease.said.osl = hints.osl;
         let due = |iat_ms| {
@@ -159,52 +193,5 @@ impl PrefixCache {
                 .saturating_add(u64::from(iat_ms) * MILLISECOND)
         };
         lease.said.due = hints.iat_ms.map(due);
-    }
-
-    /// A verb on a program as the same verb on the prefix of its last request.
-    pub(crate) fn on_prefix(&self, action: &Action) -> Option<Action> {
-        let mut action = action.clone();
-        let (Action::Pin { target, .. }
-        | Action::Retain { target, .. }
-        | Action::Prefetch { target, .. }
-        | Action::Demote { target }
-        | Action::Release { target }) = &mut action;
-        if let Target::Program(program) = *target {
-            let ns = self.programs.by_id.get(&program)?.ns?;
-            let tokens = self.path_tokens(self.last_of(program)?);
-            *target = Target::Prefix { ns, tokens };
-        }
-        Some(action)
-    }
-
-    /// Lets what a program alone uses go first.
-    pub(crate) fn release_program(
-        &mut self,
-        tenant: TenantId,
-        id: ProgramId,
-        now: Nanos,
-    ) -> Outcome {
-        let known = self.programs.by_id.get_mut(&id);
-        let Some(program) = known.filter(|program| program.tenant == tenant) else {
-            return Outcome::Missing;
-        };
-        program.done = true;
-        let Some(last) = self.last_of(id) else {
-            return Outcome::Missing;
-        };
-        match self.give_up_branch(last, self.tree.root_of(last), id.0, now) {
-            0 => Outcome::Missing,
-            pages => Outcome::Accepted { pages },
-        }
-    }
-
-    /// The tokens of the prefix that ends with `at`.
-    fn path_tokens(&self, mut at: u32) -> Vec<Token> {
-        let mut edges = Vec::new();
-        while !self.tree.node(at).is_root() {
-            edges.push(self.tree.edge(self.tree.node(at)));
-            at = self.tree.node(at).parent;
-        }
-        edges.into_iter().rev().flatten().copied().collect()
     }
 }

@@ -26,7 +26,9 @@ pub struct Match {
     pub device_tokens: u32,
     /// Tokens after those, on host.
     pub host_tokens: u32,
-    /// Tokens after those, in storage.
+    /// Of those, the ones that were read from storage and have not been used since: its hits.
+    pub read_tokens: u32,
+    /// Tokens after those on host, in storage.
     pub storage_tokens: u32,
 }
 

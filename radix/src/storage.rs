@@ -8,31 +8,51 @@
 //!
 //! ```text
 //!   write   host: the path of what is read, kept by `busy` until the acknowledgement
+//!   look    nothing: which pages are there that others may have stored; what is, is read
 //!   read    host: destination pages, in transit; on arrival nodes of the tree, or given back where
 //!           the path to them is gone or somebody else was faster
 //! ```
 //! Addresses of all pages in the tree lie by run, parallel to its tokens, as event hashes do.
 
+mod up;
+
 use crate::cache::PrefixCache;
 use crate::node::NIL;
 use crate::tree::narrow;
-use crate::{Key, Lease, NamespaceId, SpanMeta, TierStats, Token};
+use crate::{NamespaceId, TierStats, Token};
 use rootstock_memory::{
-    CopyId, Nanos, PageAddress, PageId, Pages, StoreEvent, StoreOp, StorePage, StorePlan, TierId,
+    CopyId, Nanos, PageAddress, Pages, ReplicaId, StoreEvent, StoreOp, StorePage, StorePlan, TierId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pages of one plan at most, so that a read does not wait behind a long write.
 const PLAN_PAGES: usize = 64;
 
+/// Part of the plans under way that may be writes: who waits for a read has room for it.
+const WRITES: usize = 2;
+
 /// A plan that is not acknowledged.
 #[derive(Debug)]
 enum Flight {
     /// Last node and end of the path that is kept on host, addresses of the pages.
     Write(u32, u32, Vec<PageAddress>),
-    /// Prefix up to the last page, first page that is read, destination.
-    Read(NamespaceId, Box<[Token]>, u32, Pages),
+    /// What is read, and its destination.
+    Read(Errand, Pages),
+    /// What is looked for, and its addresses.
+    Look(Errand, Vec<PageAddress>),
     Clear,
+}
+
+/// What somebody wants from storage.
+#[derive(Clone, Debug)]
+struct Errand {
+    ns: NamespaceId,
+    /// The prefix up to the last page.
+    tokens: Box<[Token]>,
+    /// The first page that is not there yet.
+    start: u32,
+    /// The device to which it goes on from host.
+    then: Option<ReplicaId>,
 }
 
 /// What is known of the store.
@@ -41,7 +61,7 @@ pub(crate) struct Store {
     attached: bool,
     pub(crate) known: BTreeSet<PageAddress>,
     pub(crate) limit: usize,
-    /// Pages that are looked for although nobody told of them.
+    /// Pages that are looked for at a time although nobody told of them.
     probes: usize,
     /// By run, parallel to its tokens.
     pub(crate) addresses: Vec<Vec<PageAddress>>,
@@ -67,6 +87,11 @@ impl Store {
             hit_tokens: 0,
             lost_pages: 0,
         }
+    }
+
+    /// Whether a page is there, or on its way.
+    fn has(&self, address: &PageAddress) -> bool {
+        self.known.contains(address) || self.pending.contains(address)
     }
 
     fn learn(&mut self, address: PageAddress) {
@@ -95,8 +120,8 @@ impl Store {
     pub(crate) fn under_way(&self) -> u32 {
         let pages = self.flights.values().map(|flight| match flight {
             Flight::Write(_, _, pages) => pages.len(),
-            Flight::Read(_, _, _, pages) => pages.len(),
-            Flight::Clear => 0,
+            Flight::Read(_, pages) => pages.len(),
+            Flight::Look(..) | Flight::Clear => 0,
         });
         narrow(pages.sum())
     }
@@ -105,15 +130,15 @@ impl Store {
     pub(crate) fn kept(&self) -> impl Iterator<Item = (u32, u32)> {
         self.flights.values().filter_map(|flight| match flight {
             Flight::Write(node, end, _) => Some((*node, *end)),
-            Flight::Read(..) | Flight::Clear => None,
+            Flight::Read(..) | Flight::Look(..) | Flight::Clear => None,
         })
     }
 
     /// Destination pages of reads under way.
     pub(crate) fn arriving(&self) -> u32 {
         let pages = self.flights.values().map(|flight| match flight {
-            Flight::Read(_, _, _, pages) => pages.len(),
-            Flight::Write(..) | Flight::Clear => 0,
+            Flight::Read(_, pages) => pages.len(),
+            Flight::Write(..) | Flight::Look(..) | Flight::Clear => 0,
         });
         narrow(pages.sum())
     }
@@ -193,55 +218,6 @@ impl PrefixCache {
         }
     }
 
-    /// Plans to read what storage has right after what a lease and host cover, at most up to
-    /// `max_tokens` of `key`, the whole prefix. After the acknowledgement the prefix is matched
-    /// again and has more on host. `None` when there is nothing, no room on host, or `max_copies`
-    /// are under way.
-    pub fn fetch(
-        &mut self,
-        lease: &Lease,
-        key: Key<'_>,
-        max_tokens: u32,
-        now: Nanos,
-    ) -> Option<CopyId> {
-        self.expire(now);
-        let host = self.host?;
-        let tokens = &key.tokens[..key.tokens.len().min(max_tokens as usize)];
-        let covered = lease.len_tokens() as usize;
-        let rest = tokens.get(covered..)?;
-        if lease.tail() > 0 || key.ns != lease.ns {
-            return None;
-        }
-        let reached = self.walk(self.end_of(lease), lease.pages, rest, host);
-        if reached.partly.is_some() {
-            return None;
-        }
-        self.read_up(key.ns, (reached.node, reached.pages), tokens)
-    }
-
-    /// Plans to read what only storage has of a prefix that nobody has leased: for requests that
-    /// wait. Returns how many pages are on their way.
-    pub fn read_ahead(&mut self, key: Key<'_>, now: Nanos) -> u32 {
-        self.expire(now);
-        match self.prefetch(key.ns, key.tokens) {
-            (pages, true) => pages,
-            (_, false) => 0,
-        }
-    }
-
-    /// Whether a page that `key` needs is being read from storage. Bounded by what the owner of
-    /// the store allows a read to take.
-    pub fn is_reading(&self, key: Key<'_>) -> bool {
-        let flights = self.store.iter().flat_map(|store| store.flights.values());
-        flights.into_iter().any(|flight| match flight {
-            Flight::Read(ns, tokens, start, _) => {
-                let first = &tokens[..self.tokens_of(start + 1)];
-                *ns == key.ns && key.tokens.starts_with(first)
-            }
-            Flight::Write(..) | Flight::Clear => false,
-        })
-    }
-
     /// Pages of reads from and writes to storage that are not acknowledged.
     pub fn storage_under_way(&self) -> u32 {
         self.store.as_ref().map_or(0, Store::under_way)
@@ -254,101 +230,6 @@ impl PrefixCache {
         for id in flights.copied().collect::<Vec<_>>() {
             self.store_done(id, &[], now);
         }
-    }
-
-    /// The pages that are read, or those that were there and false.
-    pub(crate) fn prefetch(&mut self, ns: NamespaceId, tokens: &[Token]) -> (u32, bool) {
-        let Some(root) = self.namespaces.root(ns) else {
-            return (0, false);
-        };
-        let (mut at, mut pages) = (root, 0);
-        while let Some(child) = self.tree.child(at, &tokens[self.tokens_of(pages)..]) {
-            let common = self
-                .tree
-                .common_pages(child, &tokens[self.tokens_of(pages)..]);
-            pages += common;
-            if common < self.tree.node(child).pages {
-                return (pages, false);
-            }
-            at = child;
-        }
-        let started = self.read_up(ns, (at, pages), tokens);
-        let flight = started.and_then(|id| self.store.as_ref()?.flights.get(&id));
-        match flight {
-            Some(Flight::Read(_, _, _, dest)) => (narrow(dest.len()), true),
-            Some(Flight::Write(..) | Flight::Clear) | None => (pages, false),
-        }
-    }
-
-    /// Tokens of `tokens` that storage has right after their first `pages`, which end with `at`.
-    pub(crate) fn stored_tokens(&self, at: u32, pages: u32, tokens: &[Token]) -> u32 {
-        narrow(self.stored_after(at, pages, tokens).len()) * self.page_tokens()
-    }
-
-    fn stored_after(&self, at: u32, pages: u32, tokens: &[Token]) -> Vec<PageAddress> {
-        let mut found = Vec::new();
-        let Some(store) = self.store.as_ref().filter(|store| store.attached) else {
-            return found;
-        };
-        let idle = store.known.is_empty() && store.probes == 0;
-        if idle || self.tree.node(at).end() != pages {
-            return found;
-        }
-        let Some(mut address) = self.address_before(at, self.tree.node(at).pages) else {
-            return found;
-        };
-        let mut probes = store.probes;
-        let rest = tokens.get(self.tokens_of(pages)..).unwrap_or_default();
-        for page in rest.chunks_exact(self.tree.page_tokens()) {
-            address = address.next(page);
-            if !store.known.contains(&address) {
-                if probes == 0 {
-                    break;
-                }
-                probes -= 1;
-            }
-            found.push(address);
-        }
-        found
-    }
-
-    /// Plans the read of what follows the first `end.1` pages of `tokens`, which end with the node
-    /// `end.0`.
-    fn read_up(&mut self, ns: NamespaceId, end: (u32, u32), tokens: &[Token]) -> Option<CopyId> {
-        let host = self.host?;
-        let (at, start) = end;
-        let addresses = self.stored_after(at, start, tokens);
-        let seed = self.namespaces.store_seed_of(self.tree.root_of(at))?;
-        if addresses.is_empty() || self.store.as_ref()?.flights.len() >= self.max_copies {
-            return None;
-        }
-        // Somebody waits for it: it goes before all but pins, and not at the cost of its own path.
-        let way = self.nodes_between(at, 0, start);
-        let way: Vec<u32> = way
-            .into_iter()
-            .filter(|&at| self.tiers[host].is_resident(at))
-            .collect();
-        self.keep_nodes(host, &way, true);
-        let room = self.room_on_host(narrow(addresses.len()), (i64::MAX - 1, u64::MAX));
-        self.keep_nodes(host, &way, false);
-        let mut reservation = self.tiers[host].pool.reserve(room).filter(|_| room > 0)?;
-        let dest = self.tiers[host].acquire_for_copy(&mut reservation, room);
-        let mut parent = self.address_before(at, self.tree.node(at).pages)?;
-        let p = self.tree.page_tokens();
-        let wanted = &tokens[self.tokens_of(start)..self.tokens_of(start + room)];
-        let mut pages = Vec::with_capacity(room as usize);
-        for ((tokens, &address), &host) in wanted.chunks_exact(p).zip(&addresses).zip(dest.ids()) {
-            pages.push(StorePage {
-                host,
-                address,
-                parent,
-                tokens: tokens.into(),
-            });
-            parent = address;
-        }
-        let prefix = tokens[..self.tokens_of(start + room)].into();
-        let flight = Flight::Read(ns, prefix, start, dest);
-        Some(self.launch_store(StoreOp::Read, seed, pages, flight))
     }
 
     /// Plans to write what of the path of `last` is on host, with all before it, and is not in
@@ -366,12 +247,17 @@ impl PrefixCache {
             if !self.tiers[host].is_resident(at) {
                 break;
             }
-            let (node, store) = (self.tree.node(at), self.store.as_ref());
-            let (Some(store), pages) = (store, node.pages) else {
+            let Some(store) = self.store.as_ref() else {
                 return;
             };
-            let end = self.address_before(at, pages);
-            if end.is_none_or(|end| store.known.contains(&end) || store.pending.contains(&end)) {
+            // Pages go from the end, unless one was damaged.
+            let pages = self.addresses_of(at);
+            let from = if store.lost_pages == 0 {
+                pages.len().saturating_sub(1)
+            } else {
+                0
+            };
+            if pages[from..].iter().all(|page| store.has(page)) {
                 continue;
             }
             let all = self.store_pages(host, at);
@@ -383,9 +269,10 @@ impl PrefixCache {
 
     fn write_part(&mut self, host: usize, at: u32, seed: PageAddress, part: &[StorePage]) {
         let Some(store) = &mut self.store else { return };
-        let new = |page: &&StorePage| !store.known.contains(&page.address);
+        let new = |page: &&StorePage| !store.has(&page.address);
         let pages: Vec<StorePage> = part.iter().filter(new).cloned().collect();
-        if pages.is_empty() || store.flights.len() >= self.max_copies {
+        let most = self.max_copies.div_ceil(WRITES);
+        if pages.is_empty() || store.flights.len() >= most {
             return;
         }
         let addresses: Vec<PageAddress> = pages.iter().map(|page| page.address).collect();
@@ -439,87 +326,13 @@ impl PrefixCache {
                 }
                 self.keep_path(host, node, end, false);
             }
-            Some(Flight::Read(ns, tokens, start, pages)) => {
+            Some(Flight::Read(errand, pages)) => {
                 self.flights.failed += u64::from(failed);
-                let Some(host) = self.host else { return };
-                let ids = pages.disband();
-                self.tiers[host].in_transit -= narrow(ids.len());
-                let arrived = ok.iter().take_while(|&&ok| ok).count().min(ids.len());
-                let placed = self.place_read((ns, &tokens), start, &ids[..arrived], now);
-                self.tiers[host].pool.release_ids(&ids[placed..]);
-                if let Some(store) = &mut self.store {
-                    store.hit_tokens += (arrived * self.tree.page_tokens()) as u64;
-                }
+                self.read_done(&errand, pages, ok, now);
             }
+            Some(Flight::Look(errand, addresses)) => self.look_done(&errand, addresses, ok, now),
         }
         self.drop_empty_store();
-    }
-
-    /// Puts pages that were read into the tree, on host: those of `prefix` from page `start` on.
-    /// Returns how many it has dealt with; the rest is the caller's.
-    fn place_read(
-        &mut self,
-        prefix: (NamespaceId, &[Token]),
-        start: u32,
-        ids: &[PageId],
-        now: Nanos,
-    ) -> usize {
-        let (ns, tokens) = prefix;
-        let (Some(host), Some(mut at)) = (self.host, self.namespaces.root(ns)) else {
-            return 0;
-        };
-        let end = start + narrow(ids.len());
-        let (tokens, mut page) = (&tokens[..self.tokens_of(end)], 0);
-        while let Some(child) = self.tree.child(at, &tokens[self.tokens_of(page)..]) {
-            let common = self
-                .tree
-                .common_pages(child, &tokens[self.tokens_of(page)..]);
-            // The pages that were read begin with a node.
-            let want = match start.checked_sub(page) {
-                Some(before) if before > 0 => common.min(before),
-                _ => common,
-            };
-            let child = if want == self.tree.node(child).pages {
-                child
-            } else if let Some(upper) = self.split(child, want) {
-                upper
-            } else {
-                return page.saturating_sub(start) as usize;
-            };
-            if page >= start {
-                let first = (page - start) as usize;
-                self.arrive(host, child, &ids[first..first + want as usize]);
-            }
-            at = child;
-            page += want;
-        }
-        let Some(first) = page.checked_sub(start).map(|first| first as usize) else {
-            return 0; // The way there is gone.
-        };
-        if first < ids.len() && self.tree.has_slots(1) {
-            let meta = SpanMeta::default();
-            self.retain(at, &meta, now);
-            let rest = &tokens[self.tokens_of(page)..];
-            let leaf = self.tree.add_leaf(at, rest, &meta, self.clock);
-            let count = self.tree.node(leaf).pages;
-            self.hash_pages(leaf, count);
-            self.address_pages(leaf, count);
-            self.arrive(host, leaf, &ids[first..]);
-            return ids.len();
-        }
-        first
-    }
-
-    /// A node has its pages on host now, unless it had them before.
-    fn arrive(&mut self, host: usize, at: u32, ids: &[PageId]) {
-        let span = self.tiers[host].span(at);
-        if span.resident || span.incoming {
-            self.tiers[host].pool.release_ids(ids);
-            return;
-        }
-        let stamp = self.clock;
-        self.tiers[host].set_resident(at, &self.tree, ids, |span| span.stamp = stamp);
-        self.tell_stored(host, at, narrow(ids.len()));
     }
 
     /// Everything is forgotten, and the store is to forget it too.

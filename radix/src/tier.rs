@@ -32,6 +32,8 @@ pub(crate) struct Span {
     pub(crate) pinned: bool,
     /// A copy to a lower tier has failed: drop it rather than try again.
     pub(crate) stuck: bool,
+    /// It was read from storage, and not used since.
+    pub(crate) read: bool,
 }
 
 const _: () = assert!(size_of::<Span>() <= 24);
@@ -245,6 +247,7 @@ impl Tier {
             span.resident = true;
             span.spent = false;
             span.stuck = false;
+            span.read = false;
             change(span);
         });
         self.change(node.parent, tree.node(node.parent), Place::Tail, |span| {

@@ -117,11 +117,11 @@ fn a_prefix_that_its_program_has_left_goes_first() {
 }
 
 #[test]
-fn verbs_on_a_program_act_on_its_last_prefix() {
+fn verbs_on_a_program_act_on_its_prefix_and_for_its_owner_alone() {
     let mut world = World::new(PolicyKind::Agent, 100);
     world.ask(&[1, 2, 3, 4], &of("a"), SECOND);
     world.ask(&[7, 8, 9], &of("b"), 2 * SECOND);
-    let [a, b] = ["a", "b"].map(|name| world.cache.program(ME, name));
+    let [a, b] = ["a", "b"].map(|name| world.cache.program(ME, world.ns, name));
     let target = Target::Program(a);
     let release = Action::Release {
         target: target.clone(),
@@ -161,12 +161,80 @@ fn verbs_on_a_program_act_on_its_last_prefix() {
 }
 
 #[test]
+fn verbs_on_a_program_act_on_all_its_branches_and_count_each_page_once() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    // Two branches after two shared pages, the second one in two turns.
+    world.ask(&[1, 2, 3, 4], &of("a"), SECOND);
+    world.ask(&[1, 2, 30], &of("a"), 2 * SECOND);
+    world.ask(&[1, 2, 30, 40, 50], &of("a"), 3 * SECOND);
+    let other = NamespaceKey {
+        salt: Some("other".to_owned()),
+        ..NamespaceKey::default()
+    };
+    let other = world.cache.namespace(&other).unwrap();
+    let a = world.cache.find_program(ME, world.ns, "a").unwrap();
+    assert_eq!(
+        world.cache.find_program(ME, other, "a"),
+        None,
+        "another salt"
+    );
+    assert_ne!(world.cache.program(ME, other, "a"), a);
+    let target = Target::Program(a);
+    let retain = Action::Retain {
+        target: target.clone(),
+        priority: 7,
+        seconds: None,
+    };
+    let all = Outcome::Accepted { pages: 7 };
+    assert_eq!(world.cache.act(ME, &retain, 4 * SECOND), all);
+    let pin = Action::Pin {
+        target: target.clone(),
+        ttl: Ttl {
+            seconds: 60,
+            clamped: false,
+        },
+    };
+    assert_eq!(world.cache.act(ME, &pin, 4 * SECOND), all);
+    assert_eq!(world.cache.stats().pinned_pages, 7);
+    let release = Action::Release { target };
+    assert_eq!(world.cache.act(ME, &release, 5 * SECOND), all);
+    assert_eq!(world.cache.stats().pinned_pages, 0);
+    world.cache.check().unwrap();
+}
+
+#[test]
+fn a_pin_on_a_program_begins_with_its_newest_branch_and_ends_with_the_budget() {
+    let mut world = World::new(PolicyKind::Agent, 12);
+    world.ask(&[1, 2, 3, 4], &of("a"), SECOND);
+    world.ask(&[1, 2, 30, 40, 50], &of("a"), 2 * SECOND);
+    let a = world.cache.find_program(ME, world.ns, "a").unwrap();
+    let pin = Action::Pin {
+        target: Target::Program(a),
+        ttl: Ttl {
+            seconds: 60,
+            clamped: false,
+        },
+    };
+    let pinned = world.cache.act(ME, &pin, 3 * SECOND);
+    let budget = world.cache.stats().pin_budget_pages;
+    assert_eq!(budget, 6);
+    let asked_pages = 7;
+    assert_eq!(
+        pinned,
+        Outcome::Clipped {
+            pages: 6,
+            asked_pages
+        }
+    );
+}
+
+#[test]
 fn a_program_is_counted_and_its_lifetime_derived_from_its_gaps() {
     let mut world = World::new(PolicyKind::Agent, 100);
     for turn in 0..4 {
         world.ask(&[1, 2, 3], &of("a"), (10 + 30 * turn) * SECOND);
     }
-    let a = world.cache.program(ME, "a");
+    let a = world.cache.program(ME, world.ns, "a");
     let known = world.cache.program_stats(a).unwrap();
     assert_eq!((known.turns, known.gap_ns), (4, Some(30 * SECOND)));
     assert_eq!((known.derived_ttl_s, known.done), (Some(120), false));

@@ -139,6 +139,50 @@ fn a_new_cache_finds_what_an_old_one_stored_and_brings_it_up() {
 }
 
 #[test]
+fn a_branch_that_leaves_amid_a_node_is_found_in_storage_too() {
+    let mut old = Host::new(&config(16));
+    let (one, other) = (tokens(0..8), [0, 1, 2, 3, 50, 51, 52, 53]);
+    let mut stored = store(&mut old, &one);
+    stored.extend(store(&mut old, &other));
+    let mut new = restarted(16, &stored);
+    let plans = fetch(&mut new, &one);
+    done(&mut new, &plans[0], 4);
+    // In the tree the two pages that both have in common are part of a node of four.
+    let key = Key {
+        ns: new.ns,
+        tokens: &other,
+    };
+    assert_eq!(new.cache.stored_of(key), 4);
+    assert!(new.cache.read_ahead(key, new.now));
+    let plans = store_plans(&mut new);
+    assert_eq!((plans.len(), plans[0].pages.len()), (1, 2));
+    assert_eq!(plans[0].pages[0].parent, stored[1]);
+    done(&mut new, &plans[0], 2);
+    assert_eq!(found(&mut new, &other), (0, 8, 0));
+    assert_eq!(found(&mut new, &one), (0, 8, 0));
+}
+
+#[test]
+fn a_page_that_was_lost_amid_others_is_stored_again() {
+    let mut host = Host::new(&config(8));
+    let stored = store(&mut host, &tokens(0..8));
+    host.cache
+        .store_event(StoreEvent::Lost(vec![stored[1]]), host.now);
+    host.insert(&tokens(0..8), 0);
+    let plans = store_plans(&mut host);
+    let again: Vec<PageAddress> = plans
+        .iter()
+        .flat_map(|plan| plan.pages.iter().map(|page| page.address))
+        .collect();
+    assert_eq!(again, [stored[1]]);
+    host.insert(&tokens(0..8), 0);
+    assert!(store_plans(&mut host).is_empty(), "it is on its way");
+    done(&mut host, &plans[0], 1);
+    host.insert(&tokens(0..8), 0);
+    assert!(store_plans(&mut host).is_empty());
+}
+
+#[test]
 fn each_part_of_a_namespace_has_its_own_pages_in_storage() {
     let mut old = Host::new(&config(8));
     let stored = store(&mut old, &tokens(0..8));
@@ -188,13 +232,121 @@ fn what_is_not_known_is_looked_for_within_a_bound_where_that_is_asked_for() {
         storage_probes: 3,
         ..config(8)
     });
-    assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 6));
-    let plans = fetch(&mut new, &tokens(0..8));
-    let asked: Vec<PageAddress> = plans[0].pages.iter().map(|page| page.address).collect();
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 0));
+    let all = tokens(0..9);
+    let key = Key {
+        ns: new.ns,
+        tokens: &all,
+    };
+    let ahead = |new: &mut Host| {
+        let begun = new.cache.read_ahead(key, new.now);
+        (begun, store_plans(new))
+    };
+    let (begun, looks) = ahead(&mut new);
+    assert!(begun && new.cache.is_reading(key));
+    assert_eq!((looks.len(), looks[0].op), (1, StoreOp::Look));
+    let asked: Vec<PageAddress> = looks[0].pages.iter().map(|page| page.address).collect();
     assert_eq!(asked, stored[..3]);
-    done(&mut new, &plans[0], 0);
+    // Two are there: they are read at once.
+    done(&mut new, &looks[0], 2);
+    let reads = store_plans(&mut new);
+    assert!(new.cache.is_reading(key), "the request waits on");
+    assert_eq!((reads[0].op, reads[0].pages.len()), (StoreOp::Read, 2));
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 0, 4));
+    done(&mut new, &reads[0], 2);
+    assert!(!new.cache.is_reading(key));
+    assert_eq!(found(&mut new, &tokens(0..8)), (0, 4, 0));
+    // The next looks on where this one ended; nothing is there.
+    let (_, looks) = ahead(&mut new);
+    assert_eq!(looks[0].pages[0].address, stored[2]);
+    done(&mut new, &looks[0], 0);
+    assert!(!new.cache.is_reading(key) && store_plans(&mut new).is_empty());
     new.assert_idle();
-    assert_eq!(found(&mut new, &tokens(0..8)).1, 0);
+}
+
+#[test]
+fn what_was_read_counts_as_from_storage_until_it_is_used() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    let mut new = restarted(8, &stored);
+    let plans = fetch(&mut new, &tokens(0..4));
+    done(&mut new, &plans[0], 2);
+    let read = |new: &mut Host, tokens: &[Token]| {
+        let found = new.find(tokens);
+        new.end(found.lease);
+        (found.host_tokens, found.read_tokens)
+    };
+    assert_eq!(read(&mut new, &tokens(0..2)), (2, 2));
+    assert_eq!(read(&mut new, &tokens(0..8)), (4, 4), "nobody has used it");
+    let mut lease = new.find(&tokens(0..2)).lease;
+    let (mut room, _) = new.cache.reserve(DEVICE, 1, new.now).unwrap();
+    let plan = new.cache.promote(&mut lease, &mut room, new.now).unwrap();
+    new.cache.cancel(room);
+    new.end(lease);
+    assert_eq!(read(&mut new, &tokens(0..8)), (4, 2), "half of it is used");
+    new.plans.push(plan);
+    copies(&mut new);
+    assert_eq!(read(&mut new, &tokens(0..8)), (2, 2));
+}
+
+#[test]
+fn prefetch_goes_on_to_a_device_within_a_quarter_of_it() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    let mut new = restarted(16, &stored);
+    let act = |new: &mut Host, tokens: std::ops::Range<u32>| {
+        let target = Target::Prefix {
+            ns: new.ns,
+            tokens: tokens.collect(),
+        };
+        let action = Action::Prefetch {
+            target,
+            replica: Some(R0),
+        };
+        let outcome = new.cache.act(TenantId(1), &action, new.now);
+        new.cache.check().unwrap();
+        outcome
+    };
+    assert_eq!(act(&mut new, 0..8), Outcome::Deferred { pages: 4 });
+    let plans = store_plans(&mut new);
+    done(&mut new, &plans[0], 4);
+    // Two of eight pages are on their way at a time.
+    assert_eq!(new.cache.stats().tiers[0].in_transit, 2);
+    let again = Outcome::Clipped {
+        pages: 0,
+        asked_pages: 4,
+    };
+    assert_eq!(act(&mut new, 0..8), again, "not twice");
+    copies(&mut new);
+    assert_eq!(found(&mut new, &tokens(0..8)), (4, 4, 0));
+    assert_eq!(act(&mut new, 0..8), Outcome::Deferred { pages: 2 });
+    copies(&mut new);
+    assert_eq!(found(&mut new, &tokens(0..8)), (8, 0, 0));
+    assert_eq!(act(&mut new, 0..8), Outcome::Accepted { pages: 4 });
+    new.assert_idle();
+    // What nobody uses makes room for it, what is used does not.
+    let lease = new.run(&tokens(50..62), 0);
+    copies(&mut new);
+    assert!(new.evict(2), "two pages of what was brought up go");
+    let other = new.run(&tokens(70..74), 0);
+    copies(&mut new);
+    assert_eq!(found(&mut new, &tokens(0..8)).0, 0);
+    assert_eq!(
+        act(&mut new, 0..8).clone(),
+        Outcome::Clipped {
+            pages: 0,
+            asked_pages: 4,
+        }
+    );
+    new.end(lease);
+    copies(&mut new);
+    assert_eq!(act(&mut new, 0..8), Outcome::Deferred { pages: 2 });
+    copies(&mut new);
+    assert_eq!(found(&mut new, &tokens(0..8)), (4, 4, 0));
+    new.end(other);
+    copies(&mut new);
+    for plan in store_plans(&mut new) {
+        done(&mut new, &plan, usize::MAX);
+    }
+    new.assert_idle();
 }
 
 #[test]
@@ -250,7 +402,7 @@ fn prefetch_brings_what_only_storage_has_to_host() {
     let act = |new: &mut Host, tokens: &[Token]| {
         let action = Action::Prefetch {
             target: target(tokens, new.ns),
-            replica: R0,
+            replica: None,
         };
         new.cache.act(TenantId(1), &action, new.now)
     };

@@ -21,7 +21,7 @@ const WORLD_OPS: u64 = 400;
 fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
     let (ops, seed) = (number("RADIX_OPS", 20_000), number("RADIX_SEED", 1));
     let mut worlds = Random(seed);
-    let (mut done, mut promoted, mut fetched) = (0, 0, 0);
+    let (mut done, mut promoted, mut fetched, mut seen) = (0, 0, 0, 0);
     while done < ops {
         let world = worlds.next();
         let n = WORLD_OPS.min(ops - done);
@@ -35,9 +35,10 @@ fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
             result.is_ok(),
             "world {world:#x} of seed {seed} failed after {done} operations"
         );
-        let (by_copy, by_read) = result.unwrap_or_default();
+        let (by_copy, by_read, by_look) = result.unwrap_or_default();
         promoted += by_copy;
         fetched += by_read;
+        seen += by_look;
         done += n;
     }
     assert!(
@@ -48,8 +49,9 @@ fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
         fetched > done / 2_000,
         "{fetched} pages from storage are too few"
     );
+    assert!(seen > 0, "nothing was looked for and found");
     println!(
-        "{done} operations of seed {seed}, {promoted} promotions, {fetched} pages from storage: \
-         all bytes right"
+        "{done} operations of seed {seed}, {promoted} promotions, {fetched} pages from storage, \
+         {seen} seen there: all bytes right"
     );
 }

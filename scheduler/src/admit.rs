@@ -81,8 +81,12 @@ impl Scheduler {
         Match {
             cached: CachedTokens {
                 device: found.device_tokens,
-                host: if fetch { found.host_tokens } else { 0 },
-                storage: 0,
+                host: if fetch {
+                    found.host_tokens - found.read_tokens
+                } else {
+                    0
+                },
+                storage: if fetch { found.read_tokens } else { 0 },
             },
             needed_pages: pages_for(live.len(), self.cfg.page_tokens) - leased_pages,
             lease: found.lease,
@@ -103,7 +107,7 @@ impl Scheduler {
             mut cached,
             needed_pages,
         } = found;
-        if cached.host > 0 && cx.cache.is_coming(&lease) {
+        if cached.below() > 0 && cx.cache.is_coming(&lease) {
             cx.cache.end(lease, Fate::Keep, cx.now);
             return Err(Denied::Coming);
         }
@@ -120,7 +124,7 @@ impl Scheduler {
         };
         let live = &self.live[&id];
         cx.cache.describe(live.tenant, &mut lease, &live.hints);
-        let copy = match cached.host {
+        let copy = match cached.below() {
             0 => None,
             _ => cx.cache.promote(&mut lease, &mut rest, cx.now),
         };
@@ -145,7 +149,7 @@ impl Scheduler {
                 });
             }
             None => {
-                cached.host = 0;
+                (cached.host, cached.storage) = (0, 0);
                 self.begin(cx, id, hold, cached);
             }
         }

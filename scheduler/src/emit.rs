@@ -198,11 +198,16 @@ pub struct CachedTokens {
     pub device: u32,
     /// On the host.
     pub host: u32,
-    /// In storage.
+    /// In storage, from where they came by way of the host.
     pub storage: u32,
 }
 
 impl CachedTokens {
+    /// Below the device.
+    pub(crate) fn below(&self) -> u32 {
+        self.host + self.storage
+    }
+
     /// Over all tiers.
     pub fn total(&self) -> u32 {
         self.device + self.host + self.storage

@@ -115,8 +115,10 @@ impl Scheduler {
                 return;
             }
         }
+        // What was read from storage stands behind what host had.
         let cached = CachedTokens {
-            host: fetched,
+            host: fetched.min(found.host),
+            storage: fetched.saturating_sub(found.host),
             ..found
         };
         self.begin(cx, id, hold, cached);

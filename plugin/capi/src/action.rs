@@ -101,10 +101,10 @@ fn read(host: Host, action: *const RootstockAction) -> Result<(TenantId, Action)
         },
         PREFETCH => Action::Prefetch {
             target,
-            replica: rootstock::memory::ReplicaId(
+            replica: Some(rootstock::memory::ReplicaId(
                 u16::try_from(it.replica)
                     .map_err(|_| Failure::unknown("replica", it.replica.into()))?,
-            ),
+            )),
         },
         DEMOTE => Action::Demote { target },
         RELEASE => Action::Release { target },

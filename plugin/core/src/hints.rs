@@ -83,6 +83,10 @@ pub struct ParsedHints {
     pub request_timestamp_ms: Option<f64>,
     /// Agents' own headers, opaque, names in lower case.
     pub lifecycle: Vec<(String, String)>,
+    /// `kv_hints`, at the top level or under `nvext`, as sent: verbs for whoever carries them out.
+    pub kv_hints: Option<Value>,
+    /// What the operator allows; [`ParsedHints::restrict`] sets it.
+    pub ceiling: Ceiling,
 }
 
 /// What an operator lets a caller ask for; applied after parsing.
@@ -111,6 +115,7 @@ impl Default for Ceiling {
 impl ParsedHints {
     /// Lowers what is above the ceiling and notes each change.
     pub fn restrict(&mut self, ceiling: &Ceiling) {
+        self.ceiling = *ceiling;
         let hints = &mut self.hints;
         let mut notes = Vec::new();
         if hints.priority > ceiling.priority {
@@ -206,6 +211,12 @@ pub fn parse_as(
         routing: routing_of(&body, headers, notes),
         request_timestamp_ms: body.number("request_timestamp_ms", notes),
         lifecycle: lifecycle_of(headers, notes),
+        kv_hints: [top.get("kv_hints"), body.get("kv_hints")]
+            .into_iter()
+            .flatten()
+            .find(|envelope| !envelope.is_null())
+            .cloned(),
+        ceiling: Ceiling::default(),
     };
     sources
         .session_control
@@ -244,6 +255,7 @@ const NVEXT_FIELDS: &[&str] = &[
     "kv_cache_retention_config",
     "session_control",
     "agent_context",
+    "kv_hints",
 ];
 
 const AGENT_HINTS_FIELDS: &[&str] = &[

@@ -272,10 +272,26 @@ impl ServingCore {
         self.cache.tick(now);
     }
 
-    /// Carries out a verb on cached content.
+    /// Carries out a verb on cached content. An importance above the configured ceiling is lowered
+    /// to it.
     pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
         self.input(now, || Entry::Act(tenant, Cow::Borrowed(action), now));
-        self.cache.act(tenant, action, now)
+        let most = self.config.limits.ceiling.priority;
+        match action {
+            Action::Retain {
+                target,
+                priority,
+                seconds,
+            } if *priority > most => {
+                let lowered = Action::Retain {
+                    target: target.clone(),
+                    priority: most,
+                    seconds: *seconds,
+                };
+                self.cache.act(tenant, &lowered, now)
+            }
+            action => self.cache.act(tenant, action, now),
+        }
     }
 
     /// Empties all tiers, or changes nothing and says why.

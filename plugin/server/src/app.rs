@@ -134,15 +134,19 @@ impl App {
 
     /// All routes.
     pub fn router(self: &Arc<App>) -> Router {
-        let control = Router::new()
+        let everybodys = Router::new()
             .route("/flush_cache", post(flush::route))
-            .route("/v1/kv/actions", post(actions::route))
             .route("/v1/kv/stats", get(stats::route))
+            .route_layer(middleware::from_fn(access::from_this_machine));
+        let near = middleware::from_fn_with_state(Arc::clone(self), access::near_or_with_key);
+        let own = Router::new()
+            .route("/v1/kv/actions", post(actions::route))
             .route("/v1/kv/tree", get(tree::route))
             .route("/v1/kv/why/{request}", get(why::route))
-            .route_layer(middleware::from_fn(access::from_this_machine));
+            .route_layer(near);
         Router::new()
-            .merge(control)
+            .merge(everybodys)
+            .merge(own)
             .route("/", get(admin::root))
             .route("/health", get(admin::health))
             .route("/ready", get(admin::ready))

@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use rootstock::memory::TierId;
+use rootstock::memory::{StoreStats, TierId};
 use rootstock::radix::{CacheStats, TierStats};
 use rootstock_engine::service::{Histogram, Stats};
 
@@ -74,7 +74,38 @@ pub(crate) fn encode(
         sum(|stats| stats.running.into()),
     )?;
     tiers(to, &core.cache)?;
+    if let Some(store) = &stats.store {
+        storage(to, store)?;
+    }
     pins_and_copies(to, &core.cache)
+}
+
+/// The store: pages asked of it by what came of that, and what it holds.
+fn storage(to: &mut DescriptorEncoder<'_>, store: &StoreStats) -> Result<(), fmt::Error> {
+    let results = [
+        ("ok", store.read),
+        ("missing", store.missing),
+        ("corrupt", store.corrupt),
+        ("truncated", store.truncated),
+        ("foreign", store.foreign),
+    ];
+    let help = "Pages asked of the store, by what came of it; all but ok are misses";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("storage_reads", help, None, counter_type)?;
+    for (result, pages) in results {
+        let labels = [("result", result)];
+        ConstCounter::new(pages).encode(family.encode_family(&labels)?)?;
+    }
+    let help = "Pages written to the store";
+    counter(to, "storage_written_pages", help, store.written)?;
+    let help = "Pages evicted from the store for its quota";
+    counter(to, "storage_evicted_pages", help, store.evicted)?;
+    let help = "Requests that the store refused";
+    counter(to, "storage_errors", help, store.errors)?;
+    let help = "Requests that the store did not answer in time";
+    counter(to, "storage_timeouts", help, store.timeouts)?;
+    let help = "Bytes in the store, as far as this server knows";
+    gauge(to, "storage_bytes", help, store.bytes)
 }
 
 fn kv_events(to: &mut DescriptorEncoder<'_>, state: &PublisherState) -> Result<(), fmt::Error> {

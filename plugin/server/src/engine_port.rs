@@ -24,8 +24,9 @@ pub use rootstock_engine::constrained::Grammar;
 pub use rootstock_engine::history::AnswerPlace;
 pub use rootstock_engine::service::Event;
 
+use crate::control::memory::Memory;
 use crate::control::sessions::Sessions;
-use crate::control::why::{Asked, Finding, Memory};
+use crate::control::why::{Asked, Finding};
 use crate::engine_metrics;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::draining;
@@ -256,18 +257,30 @@ impl Engine {
     async fn why(&self, job: &Job) -> Option<Finding> {
         let (tokens, spans) = (job.tokens.clone(), job.hints.spans.clone());
         let (salt, memory) = (job.salt.clone(), Arc::clone(&self.memory));
+        let session = job.hints.program.clone();
+        let page_bytes = self.service.model_info().page_bytes;
+        let tokenizer = Arc::clone(&self.tokenizer);
         let look = move |at: Visit<'_>| {
             let name = NamespaceKey {
-                salt,
+                salt: salt.clone(),
                 ..at.namespace.clone()
+            };
+            let text_of = |tokens: &[Token]| {
+                let bytes = tokens
+                    .iter()
+                    .flat_map(|token| tokenizer.token_bytes(*token));
+                String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
             };
             let asked = Asked {
                 ns: at.core.namespace(&name).ok()?,
+                salt: salt.as_deref(),
+                session: session.as_deref(),
                 tokens: &tokens,
                 spans: &spans,
+                page_bytes,
+                text_of: &text_of,
             };
-            let page_tokens = at.core.config().cache.page_tokens;
-            Some(memory.find(at.core.cache(), asked, page_tokens, at.now))
+            Some(memory.find(at.core.cache(), asked, at.now))
         };
         self.service.visit(look).await.ok().flatten()
     }

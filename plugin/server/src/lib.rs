@@ -77,6 +77,8 @@ pub mod control {
     pub mod actions;
     pub mod envelope;
     pub mod flush;
+    pub mod in_request;
+    pub mod memory;
     pub mod sessions;
     pub mod stats;
     pub mod tree;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rootstock::ServingCore;
 use rootstock::journal::JournalLimits;
-use rootstock::memory::KvDtype;
+use rootstock::memory::{KvDtype, without_secrets};
 use rootstock::radix::{PolicyKind, WritePolicy};
 use rootstock::scheduler::SchedulePolicy;
 use rootstock_engine::error::EngineError;
@@ -22,7 +22,7 @@ use rootstock_engine::service::{
 };
 
 use crate::config::Config;
-use crate::control::why::Memory;
+use crate::control::memory::Memory;
 use crate::engine_port::{Engine, TextError};
 use crate::kv_events::publisher::{Feed, Publisher};
 use crate::options::{EvictionName, KvDtypeName, ScheduleName, WriteName};
@@ -307,7 +307,8 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
     });
     if let Some(storage) = &config.storage {
         lines.push(format!(
-            "storage    {storage}, at most {} MiB",
+            "storage    {}, at most {} MiB",
+            without_secrets(storage),
             config.storage_mib
         ));
     }

@@ -318,7 +318,7 @@ impl World {
             ns,
             tokens: tokens[..len].to_vec(),
         };
-        let action = match self.random.below(6) {
+        let action = match self.random.below(8) {
             0..=2 => {
                 let ttl = Ttl {
                     seconds: self.random.below(20),
@@ -328,6 +328,14 @@ impl World {
             }
             3 => Action::Release { target },
             4 => Action::Demote { target },
+            5 | 6 => {
+                let replicas = self.config.device_pages.len() as u64;
+                let replica = ReplicaId(self.random.below(replicas) as u16);
+                Action::Prefetch {
+                    target,
+                    replica: (self.random.below(4) > 0).then_some(replica),
+                }
+            }
             _ => {
                 let priority = self.random.below(5) as i32 - 2;
                 Action::Retain {
@@ -456,7 +464,7 @@ impl World {
         self.copies.is_empty() && self.store.is_idle()
     }
 
-    pub(crate) fn finish(mut self) -> (u64, u64) {
+    pub(crate) fn finish(mut self) -> (u64, u64, u64) {
         while !self.requests.is_empty() {
             self.end();
             self.compare();
@@ -502,7 +510,7 @@ impl World {
         for tier in self.cache.stats().tiers {
             assert_eq!(tier.free, tier.total);
         }
-        (self.promoted, self.store.arrived)
+        (self.promoted, self.store.arrived, self.store.seen)
     }
 }
 

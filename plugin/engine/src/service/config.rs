@@ -58,6 +58,10 @@ impl std::fmt::Debug for KvEventSink {
 /// Most replicas of one service.
 const REPLICAS_MAX: u16 = 64;
 
+/// Pages that a request looks for in storage at a time although nobody told of them: others may
+/// write to the same store.
+const STORAGE_PROBES: u32 = 64;
+
 /// Hand-over, look at the queue and acknowledgement of a copy on the CPU.
 const COPY_NS: u32 = 300_000;
 /// Two arenas in the same memory, one thread, beside a step that computes.
@@ -285,6 +289,7 @@ impl ServiceConfig {
                 device_pages: vec![tiers.device; usize::from(self.replicas)],
                 host_pages: tiers.host,
                 storage_pages: self.storage.as_ref().map_or(0, |to| to.pages(page.bytes)),
+                storage_probes: self.storage.as_ref().map_or(0, |_| STORAGE_PROBES),
                 pin_budget: self.pin_budget,
                 write_policy: self.write_policy,
                 policy: self.policy,

@@ -411,6 +411,7 @@ impl CoreThread {
         self.stats.live = self.live.len() as u64;
         if with_core {
             self.stats.core = Some(self.core.stats());
+            self.stats.store = self.storage.as_ref().map(|store| store.stats());
         }
         let mut shared = self
             .shared

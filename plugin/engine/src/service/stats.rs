@@ -1,7 +1,7 @@
 //! Counters and histograms of a running service, copied out as one snapshot.
 
 use rootstock::CoreStats;
-use rootstock::memory::Nanos;
+use rootstock::memory::{Nanos, StoreStats};
 use rootstock::scheduler::{CachedTokens, FinishReason};
 
 /// Upper bounds of the buckets in seconds; the last bucket has none.
@@ -93,6 +93,8 @@ impl Finished {
 pub struct Stats {
     /// Pages by state, queue and running counts, evictions, preemptions. None before the start.
     pub core: Option<CoreStats>,
+    /// What the store did. None without one.
+    pub store: Option<StoreStats>,
     /// Requests queued so far.
     pub admitted: u64,
     /// Requests turned away for a full queue.

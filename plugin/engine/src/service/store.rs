@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rootstock::ServingCore;
-use rootstock::memory::{KvLayout, Nanos, StoreEngine, StoreEvent};
+use rootstock::memory::{KvLayout, Nanos, StoreEngine, StoreEvent, without_secrets};
 
 use crate::cpu_backend::SharedArena;
 use crate::error::EngineError;
@@ -41,7 +41,7 @@ pub(super) fn open(
 ) -> Result<Box<dyn StoreEngine>, EngineError> {
     let host = host.ok_or_else(|| EngineError::Config {
         setting: "storage",
-        found: config.uri.clone(),
+        found: without_secrets(&config.uri),
         wanted: "a host tier: pages pass through it".to_owned(),
     })?;
     start(config, host, layout, numerics, wake)
@@ -69,7 +69,7 @@ fn start(
         .map(|storage| Box::new(storage) as Box<dyn StoreEngine>)
         .map_err(|error| EngineError::Config {
             setting: "storage",
-            found: config.uri.clone(),
+            found: without_secrets(&config.uri),
             wanted: error.to_string(),
         })
 }
@@ -84,7 +84,7 @@ fn start(
 ) -> Result<Box<dyn StoreEngine>, EngineError> {
     Err(EngineError::Config {
         setting: "storage",
-        found: config.uri.clone(),
+        found: without_secrets(&config.uri),
         wanted: "a build with the feature `storage`".to_owned(),
     })
 }

@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 
 use crate::app::App;
 use crate::chat::conversation::Conversation;
+use crate::control::in_request;
 use crate::control::why::Finding;
 use crate::engine_port::{Engine, Grammar, Job, Prompt};
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -72,14 +73,16 @@ impl Work {
         let limit = app.engine.card().max_len;
         let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
-        Generation::start(app, jobs, live).await
+        let kv_hints = in_request::carry_out(app, &self.parsed).await;
+        let generation = Generation::start(app, jobs, live).await?;
+        Ok(generation.answering(kv_hints))
     }
 
     /// Keeps, by the id of the answer, why not more of the first prompt was cached.
     pub fn keep_why(&self, app: &App, generation: &Generation, id: &str) -> Option<Finding> {
         let finding = generation.why()?;
         let salt = self.parsed.salt.clone();
-        app.engine.memory().keep(id, salt, finding.report());
+        app.engine.memory().keep(id, salt, finding.kept());
         Some(finding)
     }
 
@@ -168,6 +171,7 @@ pub fn read_hints(app: &App, body: &Value, headers: &HeaderMap) -> ParsedHints {
         .collect();
     let nvext = body.get("nvext").unwrap_or(&Value::Null);
     let mut parsed = hints::parse_as(app.compat, nvext, body, &pairs);
+    in_request::apply_own(&mut parsed);
     if let Some(tenant) = app.keys.as_ref().and_then(|keys| keys.tenant(headers).ok()) {
         tenant.bind(&mut parsed);
     }

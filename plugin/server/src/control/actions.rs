@@ -13,21 +13,26 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Response, StatusCode};
+use rootstock::ServingCore;
 use rootstock::memory::ReplicaId;
 use rootstock::radix::{
-    ActReason, Action, Key, NamespaceKey, Outcome, Target as Content, TenantId, Token,
+    ActReason, Action, Key, NamespaceId, NamespaceKey, Outcome, Target as Content, TenantId, Token,
 };
 use rootstock_engine::service::Visit;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::control::access;
-use crate::control::envelope::{self, Target, Verb, Wanted};
+use crate::control::access::Caller;
+use crate::control::envelope::{self, Envelope, Target, Verb, Wanted};
+use crate::control::in_request;
 use crate::engine_port::engine_dead;
 use crate::http::api_error::{ApiError, json_response};
 use crate::http::body;
 use crate::openai::fields::Fields;
 use crate::openai::messages;
+
+/// In whose name the server acts: what is whose is told by namespaces.
+const TENANT: TenantId = TenantId(0);
 
 /// The route.
 pub async fn route(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
@@ -36,8 +41,8 @@ pub async fn route(State(app): State<Arc<App>>, request: Request) -> Response<Bo
     let answered = match read {
         Ok(value) => {
             let stated = value.get("cache_salt").and_then(Value::as_str);
-            let salt = access::salt(&head.headers, stated);
-            answer(&app, value.get("kv_hints").unwrap_or(&value), salt).await
+            let caller = Caller::of(&app, &head.headers, stated);
+            answer(&app, value.get("kv_hints").unwrap_or(&value), &caller).await
         }
         Err(error) => Err(error),
     };
@@ -47,17 +52,21 @@ pub async fn route(State(app): State<Arc<App>>, request: Request) -> Response<Bo
     }
 }
 
-/// Carries out an envelope for a salt.
+async fn answer(app: &App, body: &Value, caller: &Caller) -> Result<Value, ApiError> {
+    outcomes(app, envelope::read(body, false)?, caller).await
+}
+
+/// Carries out an envelope, action by action.
 ///
 /// # Errors
-/// The envelope has not its form, or the engine is gone.
-pub async fn answer(app: &App, body: &Value, salt: Option<String>) -> Result<Value, ApiError> {
-    let envelope = envelope::read(body)?;
+/// The engine is gone.
+pub async fn outcomes(app: &App, envelope: Envelope, caller: &Caller) -> Result<Value, ApiError> {
     let mut outcomes = Vec::with_capacity(envelope.actions.len());
     for asked in envelope.actions {
         let (status, mut outcome) = match asked.what {
             Err(reason) => ("rejected", json!({"reason": reason})),
-            Ok(wanted) => carry_out(app, wanted, salt.clone()).await?,
+            Ok(wanted) if wanted.target == Target::Own => in_request::own_outcome(wanted.verb),
+            Ok(wanted) => carry_out(app, wanted, caller).await?,
         };
         outcome["action_id"] = asked.id.into();
         outcome["status"] = status.into();
@@ -70,12 +79,19 @@ pub async fn answer(app: &App, body: &Value, salt: Option<String>) -> Result<Val
 
 type Told = (&'static str, Value);
 
-async fn carry_out(app: &App, wanted: Wanted, salt: Option<String>) -> Result<Told, ApiError> {
+async fn carry_out(app: &App, wanted: Wanted, caller: &Caller) -> Result<Told, ApiError> {
+    let salt = caller.salt.clone();
     let about = match about(app, wanted.target, salt.as_deref()) {
         Ok(about) => about,
         Err(told) => return Ok(told),
     };
-    let verb = wanted.verb;
+    let verb = match wanted.verb {
+        Verb::Retain { priority, seconds } => Verb::Retain {
+            priority: priority.min(caller.priority_max),
+            seconds,
+        },
+        verb => verb,
+    };
     let service = app.engine.service();
     let told = service.visit(move |at| act(at, verb, about, salt)).await;
     told.map_err(|_| engine_dead())
@@ -84,6 +100,8 @@ async fn carry_out(app: &App, wanted: Wanted, salt: Option<String>) -> Result<To
 enum About {
     Tokens(Vec<Token>),
     Hashes(Vec<u64>),
+    /// By name, and by the last prompt as long as no request of it has ended.
+    Session(String, Option<Arc<[Token]>>),
 }
 
 fn about(app: &App, target: Target, salt: Option<&str>) -> Result<About, Told> {
@@ -91,17 +109,14 @@ fn about(app: &App, target: Target, salt: Option<&str>) -> Result<About, Told> {
         Target::Tokens(tokens) => Ok(About::Tokens(tokens)),
         Target::Hashes(hashes) => Ok(About::Hashes(hashes)),
         Target::Session(name) => {
-            let known = app.engine.sessions().prompt(salt, &name);
-            let known = known.map(|tokens| About::Tokens(tokens.to_vec()));
-            known.ok_or_else(|| {
-                let reason = format!("no request of {name:?} was seen lately");
-                ("missing", json!({"pages": 0, "reason": reason}))
-            })
+            let prompt = app.engine.sessions().prompt(salt, &name);
+            Ok(About::Session(name, prompt))
         }
         Target::Messages(fields) => match rendered(app, &fields, salt) {
             Ok(tokens) => Ok(About::Tokens(tokens)),
             Err(reason) => Err(("rejected", json!({"reason": reason}))),
         },
+        Target::Own => Err(("rejected", json!({"reason": "a target is wanted"}))),
     }
 }
 
@@ -123,21 +138,30 @@ fn act(at: Visit<'_>, verb: Verb, about: About, salt: Option<String>) -> Told {
         let reason = "no further salt can be kept now; ask again when requests have ended";
         return ("rejected", json!({"reason": reason}));
     };
-    let (tokens, asked_pages) = match about {
-        About::Tokens(tokens) => (tokens, None),
+    let cache = at.core.cache();
+    let mut asked_pages = None;
+    let (target, cached_pages) = match about {
+        About::Tokens(tokens) => prefix(at.core, ns, tokens),
         About::Hashes(hashes) => {
-            let tokens = at.core.cache().tokens_of_hashes(ns, &hashes);
-            (tokens, Some(hashes.len() as u64))
+            asked_pages = Some(hashes.len() as u64);
+            prefix(at.core, ns, cache.tokens_of_hashes(ns, &hashes))
         }
+        About::Session(name, prompt) => match (cache.find_program(TENANT, ns, &name), prompt) {
+            (Some(program), _) if cache.program_pages(program) > 0 => {
+                (Content::Program(program), cache.program_pages(program))
+            }
+            (_, Some(tokens)) => prefix(at.core, ns, tokens.to_vec()),
+            (Some(_), None) => {
+                let reason = format!("nothing of {name:?} is cached any more");
+                return ("missing", json!({"pages": 0, "reason": reason}));
+            }
+            (None, None) => {
+                let reason = format!("no request of {name:?} was seen lately");
+                return ("missing", json!({"pages": 0, "reason": reason}));
+            }
+        },
     };
     let replicas = at.core.config().replicas();
-    let key = Key {
-        ns,
-        tokens: &tokens,
-    };
-    let cached_tokens = at.core.cache().nearest(key).cached_tokens;
-    let cached_pages = cached_tokens / at.core.config().cache.page_tokens;
-    let target = Content::Prefix { ns, tokens };
     let action = match verb {
         Verb::Pin(ttl) => Action::Pin { target, ttl },
         Verb::Retain { priority, seconds } => Action::Retain {
@@ -145,19 +169,30 @@ fn act(at: Visit<'_>, verb: Verb, about: About, salt: Option<String>) -> Told {
             priority,
             seconds,
         },
-        Verb::Prefetch { rank } if usize::from(rank) < replicas => Action::Prefetch {
-            target,
-            replica: ReplicaId(rank),
-        },
-        Verb::Prefetch { rank } => {
+        Verb::Prefetch { rank: Some(rank) } if usize::from(rank) >= replicas => {
             let reason = format!("dp_rank is {rank}; there are {replicas} replicas");
             return ("rejected", json!({"reason": reason}));
         }
+        Verb::Prefetch { rank } => Action::Prefetch {
+            target,
+            replica: rank.map(ReplicaId),
+        },
         Verb::Demote => Action::Demote { target },
         Verb::Release => Action::Release { target },
     };
-    let outcome = at.core.act(TenantId(0), &action, at.now);
+    let outcome = at.core.act(TENANT, &action, at.now);
     told(outcome, cached_pages, asked_pages)
+}
+
+/// A prefix, and how many pages of it some tier has.
+fn prefix(core: &ServingCore, ns: NamespaceId, tokens: Vec<Token>) -> (Content, u32) {
+    let key = Key {
+        ns,
+        tokens: &tokens,
+    };
+    let cached_tokens = core.cache().nearest(key).cached_tokens;
+    let pages = cached_tokens / core.config().cache.page_tokens;
+    (Content::Prefix { ns, tokens }, pages)
 }
 
 fn told(outcome: Outcome, cached_pages: u32, asked: Option<u64>) -> Told {

@@ -7,8 +7,9 @@
 //! ```text
 //! payload   one target:  tokens [id, ..] | messages [..] (with tools, chat_template_kwargs)
 //!                        | session "id" | program "id" | block_hashes [hash, ..] from the root on
+//!                        | none, inside a request: its own prompt
 //! kv.pin       ttl "5m" or seconds              kv.retain   priority, retention_seconds
-//! kv.prefetch  dp_rank                          kv.demote   kv.release
+//! kv.prefetch  destination, dp_rank             kv.demote   kv.release
 //! ```
 
 use rootstock::hints::{TTL_DEFAULT_S, parse_ttl, ttl_of_seconds};
@@ -63,8 +64,8 @@ pub enum Verb {
     },
     /// Bring up what lies on a lower tier.
     Prefetch {
-        /// To the device of this replica.
-        rank: u16,
+        /// To the device of this replica; `None` is to host.
+        rank: Option<u16>,
     },
     /// Bring down what lies on the device.
     Demote,
@@ -79,17 +80,19 @@ pub enum Target {
     Tokens(Vec<Token>),
     /// A conversation, to be rendered: the fields of a chat request.
     Messages(Value),
-    /// The last prompt of a session or program.
+    /// All that a session or program has; its last prompt while its first request runs.
     Session(String),
     /// Pages by their chained hashes, from the root on.
     Hashes(Vec<u64>),
+    /// The prompt of the request that carries the envelope.
+    Own,
 }
 
-/// Reads an envelope.
+/// Reads an envelope; `inside` a request, whose own prompt is meant where no target is named.
 ///
 /// # Errors
 /// It has not its form, or too many actions.
-pub fn read(body: &Value) -> Result<Envelope, ApiError> {
+pub fn read(body: &Value, inside: bool) -> Result<Envelope, ApiError> {
     let object = body
         .as_object()
         .ok_or_else(|| ApiError::param("kv_hints", "an object with actions is wanted"))?;
@@ -117,7 +120,7 @@ pub fn read(body: &Value) -> Result<Envelope, ApiError> {
                 .and_then(|object| name(object, "action_id"))
                 .unwrap_or_else(|| at.to_string()),
             what: match object {
-                Some(object) => wanted(object),
+                Some(object) => wanted(object, inside),
                 None => Err("an action must be an object".to_owned()),
             },
         }
@@ -133,7 +136,7 @@ fn name(object: &Map<String, Value>, field: &str) -> Option<String> {
     (text.len() <= NAME_BYTES_MAX).then(|| text.to_owned())
 }
 
-fn wanted(action: &Map<String, Value>) -> Result<Wanted, String> {
+fn wanted(action: &Map<String, Value>, inside: bool) -> Result<Wanted, String> {
     let kind = name(action, "action_type").ok_or("action_type must be a string")?;
     if let Some(version) = action.get("action_version") {
         let text = version.as_str().unwrap_or_default();
@@ -153,9 +156,7 @@ fn wanted(action: &Map<String, Value>) -> Result<Wanted, String> {
     let verb = match lower.strip_prefix("kv.").unwrap_or(&lower) {
         "pin" => Verb::Pin(ttl(payload)?),
         "retain" => retain(payload)?,
-        "prefetch" => Verb::Prefetch {
-            rank: number(payload, "dp_rank")?.unwrap_or(0),
-        },
+        "prefetch" => prefetch(payload)?,
         "demote" => Verb::Demote,
         "release" | "unpin" => Verb::Release,
         _ => {
@@ -165,8 +166,30 @@ fn wanted(action: &Map<String, Value>) -> Result<Wanted, String> {
             ));
         }
     };
-    let target = target(payload)?;
+    let target = target(payload, inside)?;
+    if target == Target::Own && !matches!(verb, Verb::Pin(_) | Verb::Retain { .. }) {
+        return Err(format!(
+            "{kind} needs a target; a request's own prompt can be pinned and retained"
+        ));
+    }
     Ok(Wanted { verb, target })
+}
+
+fn prefetch(payload: &Map<String, Value>) -> Result<Verb, String> {
+    let rank = number(payload, "dp_rank")?.unwrap_or(0);
+    let rank = match payload.get("destination") {
+        None | Some(Value::Null) => Some(rank),
+        Some(place) => match place.as_str().map(str::to_ascii_lowercase).as_deref() {
+            Some("device" | "gpu") => Some(rank),
+            Some("host" | "cpu") => None,
+            _ => {
+                return Err(format!(
+                    "destination is {place}; device and host are possible"
+                ));
+            }
+        },
+    };
+    Ok(Verb::Prefetch { rank })
 }
 
 fn ttl(payload: &Map<String, Value>) -> Result<Ttl, String> {
@@ -204,12 +227,15 @@ fn number<T: TryFrom<i64>>(payload: &Map<String, Value>, field: &str) -> Result<
     }
 }
 
-fn target(payload: &Map<String, Value>) -> Result<Target, String> {
+fn target(payload: &Map<String, Value>, inside: bool) -> Result<Target, String> {
     const NAMES: [&str; 5] = ["tokens", "messages", "session", "program", "block_hashes"];
     let nested = payload.get("target").and_then(Value::as_object);
     let from = nested.unwrap_or(payload);
     let stated = |name: &&str| from.get(*name).is_some_and(|value| !value.is_null());
     let found: Vec<&str> = NAMES.into_iter().filter(stated).collect();
+    if inside && found.is_empty() {
+        return Ok(Target::Own);
+    }
     let &[field] = found.as_slice() else {
         return Err(format!(
             "one target of tokens, messages, session, program and block_hashes is wanted, {} \
@@ -256,7 +282,7 @@ mod tests {
 
     fn one(action: Value) -> Result<Wanted, String> {
         let body = json!({"protocol_version": "0.1", "message_id": "m", "actions": [action]});
-        let mut envelope = read(&body).unwrap();
+        let mut envelope = read(&body, false).unwrap();
         assert_eq!(envelope.message_id, "m");
         envelope.actions.remove(0).what
     }
@@ -285,10 +311,13 @@ mod tests {
         };
         let payload = json!({"priority": -3, "retention_seconds": 60});
         assert_eq!(act("kv.retain", payload), retain);
+        let rank = |rank| Verb::Prefetch { rank };
+        assert_eq!(act("Prefetch", json!({"dp_rank": 2})), rank(Some(2)));
         assert_eq!(
-            act("Prefetch", json!({"dp_rank": 2})),
-            Verb::Prefetch { rank: 2 }
+            act("Prefetch", json!({"destination": "GPU"})),
+            rank(Some(0))
         );
+        assert_eq!(act("Prefetch", json!({"destination": "host"})), rank(None));
         assert_eq!(act("kv.demote", json!({})), Verb::Demote);
         assert_eq!(act("RELEASE", json!({})), Verb::Release);
     }
@@ -342,6 +371,10 @@ mod tests {
                 json!({"action_type": "prefetch", "payload": {"dp_rank": 70000}}),
                 "dp_rank is",
             ),
+            (
+                json!({"action_type": "prefetch", "payload": {"destination": "moon"}}),
+                "device and host",
+            ),
         ];
         for (action, wanted) in cases {
             let reason = one(action.clone()).unwrap_err();
@@ -349,7 +382,7 @@ mod tests {
         }
         let body = json!({"actions": [1, {"action_type": "release", "action_id": "b",
             "payload": {"session": "s"}}]});
-        let envelope = read(&body).unwrap();
+        let envelope = read(&body, false).unwrap();
         assert!(envelope.actions[0].what.is_err() && envelope.actions[1].what.is_ok());
         assert_eq!(envelope.actions[0].id, "0");
         assert_eq!(envelope.actions[1].id, "b");
@@ -368,7 +401,23 @@ mod tests {
                 "protocol_version",
             ),
         ] {
-            assert_eq!(read(&body).unwrap_err().param.as_deref(), Some(param));
+            let refused = read(&body, false).unwrap_err();
+            assert_eq!(refused.param.as_deref(), Some(param));
         }
+    }
+
+    #[test]
+    fn inside_a_request_its_own_prompt_is_meant_where_that_makes_sense() {
+        let body = json!({"actions": [
+            {"action_type": "pin"}, {"action_type": "retain", "payload": {"priority": 2}},
+            {"action_type": "demote"}, {"action_type": "pin", "payload": {"session": "s"}},
+        ]});
+        let found = read(&body, true).unwrap().actions;
+        let target = |at: usize| found[at].what.clone().map(|wanted| wanted.target);
+        assert_eq!((target(0), target(1)), (Ok(Target::Own), Ok(Target::Own)));
+        assert!(target(2).unwrap_err().contains("needs a target"));
+        assert_eq!(target(3), Ok(Target::Session("s".into())));
+        let apart = read(&body, false).unwrap().actions;
+        assert!(apart[0].what.is_err() && apart[3].what.is_ok());
     }
 }

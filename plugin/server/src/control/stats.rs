@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
-use rootstock::memory::TierId;
+use rootstock::memory::{StoreStats, TierId};
 use rootstock::radix::{CacheConfig, CacheStats, TierStats};
 use serde_json::{Value, json};
 
@@ -23,7 +23,9 @@ pub async fn route(State(app): State<Arc<App>>) -> Response<Body> {
     match seen {
         Ok((stats, config)) => {
             let events = app.engine.kv_events().map(|publisher| publisher.state());
-            json_response(StatusCode::OK, &body(&stats, &config, events))
+            let mut body = body(&stats, &config, events);
+            body["store"] = store(app.engine.service().stats().store);
+            json_response(StatusCode::OK, &body)
         }
         Err(_) => crate::engine_port::engine_dead().response(),
     }
@@ -56,6 +58,17 @@ fn body(stats: &CacheStats, config: &CacheConfig, events: Option<PublisherState>
             "bytes": state.ring.bytes,
             "subscribers": state.subscribers,
         })),
+    })
+}
+
+fn store(stats: Option<StoreStats>) -> Value {
+    stats.map_or(Value::Null, |stats| {
+        json!({
+            "pages": stats.pages, "bytes": stats.bytes, "written": stats.written,
+            "read": stats.read, "missing": stats.missing, "corrupt": stats.corrupt,
+            "truncated": stats.truncated, "foreign": stats.foreign, "errors": stats.errors,
+            "timeouts": stats.timeouts, "evicted": stats.evicted,
+        })
     })
 }
 

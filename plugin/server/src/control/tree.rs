@@ -13,7 +13,7 @@ use rootstock::radix::{Key, NamespaceKey, Outline};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::control::access;
+use crate::control::access::Caller;
 use crate::engine_port::engine_dead;
 use crate::http::api_error::{ApiError, json_response};
 
@@ -35,7 +35,7 @@ pub async fn route(
             return ApiError::param("limit", message).response();
         }
     };
-    let salt = access::salt(&headers, parameter(&query, "cache_salt"));
+    let salt = Caller::of(&app, &headers, parameter(&query, "cache_salt")).salt;
     let session = parameter(&query, "session");
     let prompt = match session {
         None => Arc::default(),

@@ -2,29 +2,34 @@
 //!
 //! The finding is made when a request comes, before it computes anything: where its prompt leaves
 //! what is cached, inside which part of the conversation, and what went that would have helped.
-//! The newest findings are kept by the id of their answer, for the salt they belong to.
+//! Of what others have cached nothing is shown, not a token: only where a prompt leaves it.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use rootstock::memory::Nanos;
 use rootstock::radix::{
-    ContextKind, EventTier, Ghosts, Key, KvEvent, NamespaceId, PrefixCache, Token,
+    ContextKind, EventTier, Ghost, Ghosts, Key, NamespaceId, Nearest, PrefixCache, Token,
 };
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::control::{access, tree};
+use crate::control::access::Caller;
+use crate::control::memory::FINDINGS_MAX;
+use crate::control::tree;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 
-/// Removed pages that are remembered.
-const GHOSTS_MAX: usize = 1 << 17;
-/// Findings that are kept.
-const FINDINGS_MAX: usize = 1024;
+/// Tokens that have to agree for one text to go on where another one is.
+const AGREE: usize = 16;
+/// How far ahead in a prompt the cached text is looked for, in tokens.
+const LOOK_AHEAD: usize = 4096;
+/// Tokens beside a place that tell whether it is amid thoughts.
+const NEAR: usize = 16;
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
 
 /// Why tokens were not found.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +47,8 @@ pub enum Cause {
     Diverged {
         /// The first token that differs.
         at: u32,
-        /// In the prompt.
-        prompt: Option<Token>,
-        /// In what is cached.
-        cached: Token,
+        /// How.
+        change: Change,
     },
     /// It was cached and had to go.
     Evicted {
@@ -55,8 +58,10 @@ pub enum Cause {
         tier: &'static str,
         /// Seconds ago.
         ago_s: f64,
-        /// Pages that the tier would have needed more to keep it.
+        /// Pages that the tier would have needed more to keep all of it.
         pages_short: u64,
+        /// For whom room was made.
+        by: Option<Evictor>,
     },
     /// Its last request asked for it to be dropped.
     Dropped {
@@ -65,6 +70,32 @@ pub enum Cause {
         /// Seconds ago.
         ago_s: f64,
     },
+}
+
+/// How a prompt differs from what is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Something else stands there.
+    Replaced,
+    /// What is cached goes on behind so many tokens that are new.
+    Inserted(u32),
+    /// The prompt goes on behind so many cached tokens that it leaves out.
+    LeftOut(u32),
+    /// Both go on further behind: parts have changed places.
+    Moved,
+    /// Thoughts of the model that the prompt does not repeat.
+    ThinkingLeftOut,
+}
+
+/// A request that needed room.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evictor {
+    /// It has the same salt; of others nothing is told.
+    pub is_own: bool,
+    /// Its session or program.
+    pub session: Option<String>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: Option<u32>,
 }
 
 /// What was found about a prompt.
@@ -78,6 +109,31 @@ pub struct Finding {
     pub cause: Cause,
     /// The part of the conversation in which that begins.
     pub kind: ContextKind,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// What came of `kv_hints` in the request.
+    pub kv_hints: Option<Value>,
+}
+
+/// A prompt that is asked about.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// Its namespace.
+    pub ns: NamespaceId,
+    /// The salt of that.
+    pub salt: Option<&'a str>,
+    /// Its session or program.
+    pub session: Option<&'a str>,
+    /// Its tokens.
+    pub tokens: &'a [Token],
+    /// What its parts are.
+    pub spans: &'a [(Range<u32>, ContextKind)],
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// The text of tokens.
+    pub text_of: &'a dyn Fn(&[Token]) -> String,
 }
 
 /// Looks a prompt up. Changes nothing.
@@ -85,75 +141,174 @@ pub fn find(
     cache: &PrefixCache,
     ghosts: &Ghosts,
     prompt: Asked<'_>,
-    page_tokens: u32,
     now: Nanos,
+    evictor: impl Fn(Nanos) -> Option<Evictor>,
 ) -> Finding {
     let key = Key {
         ns: prompt.ns,
         tokens: prompt.tokens,
     };
     let nearest = cache.nearest(key);
-    let prompt_tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+    let page_tokens = cache.tokens_a_page();
+    let stored = cache.stored_of(key);
+    let prompt_tokens = count(prompt.tokens.len());
+    let cached_tokens = nearest.cached_tokens + stored;
     let whole = prompt_tokens / page_tokens * page_tokens;
     let ago_s = |then: Nanos| now.saturating_sub(then) as f64 / 1e9;
-    let missing = (nearest.cached_tokens / page_tokens) as usize;
-    let ghost = || ghosts.of(*cache.page_hashes(key).get(missing)?);
-    let at = nearest.cached_tokens;
-    let cause = if nearest.cached_tokens >= whole {
+    let missing = (cached_tokens / page_tokens) as usize;
+    let gone: Vec<Ghost> = if cached_tokens < whole {
+        let hashes = cache.page_hashes(key).into_iter().skip(missing);
+        hashes.map_while(|hash| ghosts.of(hash)).collect()
+    } else {
+        Vec::new()
+    };
+    let at = cached_tokens;
+    let cause = if cached_tokens >= whole {
         Cause::Nothing
-    } else if let Some(ghost) = ghost() {
+    } else if let Some(ghost) = gone.first() {
         let ago_s = ago_s(ghost.at);
         if ghost.ephemeral {
             Cause::Dropped { at, ago_s }
         } else {
             Cause::Evicted {
                 at,
-                tier: match ghost.tier {
-                    EventTier::Device(_) => "device",
-                    EventTier::Host => "host",
-                },
+                tier: tier_of(ghost),
                 ago_s,
-                pages_short: ghosts.pages_short(&ghost),
+                // The deepest page went first.
+                pages_short: gone
+                    .iter()
+                    .filter(|other| other.tier == ghost.tier)
+                    .map(|other| ghosts.pages_short(other))
+                    .max()
+                    .unwrap_or_default(),
+                by: evictor(ghost.at),
             }
         }
-    } else if let Some(cached) = nearest.other {
-        let at = nearest.common_tokens;
+    } else if stored == 0 && nearest.other.is_some() {
         Cause::Diverged {
-            at,
-            prompt: prompt.tokens.get(at as usize).copied(),
-            cached,
+            at: nearest.common_tokens,
+            change: change(&prompt, &nearest, &cache.continuation(key, LOOK_AHEAD)),
         }
-    } else if let (0, Some(then)) = (nearest.cached_tokens, ghosts.flushed()) {
+    } else if let (0, Some(then)) = (cached_tokens, ghosts.flushed()) {
         Cause::Flushed { ago_s: ago_s(then) }
     } else {
         Cause::New
     };
-    let begins = if let Cause::Diverged { at: token, .. } = cause {
-        token
-    } else {
-        at
+    let kind = match cause {
+        Cause::Diverged { at, change } => match change {
+            Change::ThinkingLeftOut => ContextKind::Thinking,
+            // What is not there any more is told by what is cached.
+            Change::LeftOut(_) if nearest.kind != ContextKind::Unknown => nearest.kind,
+            _ => prompt.kind_at(at),
+        },
+        _ => prompt.kind_at(at),
     };
-    let span = prompt.spans.iter().find(|(span, _)| span.contains(&begins));
     Finding {
         prompt_tokens,
-        cached_tokens: nearest.cached_tokens,
+        cached_tokens,
         cause,
-        kind: span.map_or(ContextKind::Unknown, |span| span.1),
+        kind,
+        page_bytes: prompt.page_bytes,
+        page_tokens,
+        kv_hints: None,
     }
 }
 
-/// A prompt that is asked about.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    /// Its namespace.
-    pub ns: NamespaceId,
-    /// Its tokens.
-    pub tokens: &'a [Token],
-    /// What its parts are.
-    pub spans: &'a [(Range<u32>, ContextKind)],
+fn tier_of(ghost: &Ghost) -> &'static str {
+    match ghost.tier {
+        EventTier::Device(_) => "device",
+        EventTier::Host => "host",
+    }
+}
+
+/// How a prompt differs from `cached`, which goes on after what both have in common.
+fn change(prompt: &Asked<'_>, nearest: &Nearest, cached: &[Token]) -> Change {
+    let at = nearest.common_tokens as usize;
+    let own = prompt.tokens.get(at..).unwrap_or_default();
+    let own = &own[..own.len().min(LOOK_AHEAD)];
+    let before = &prompt.tokens[at.saturating_sub(NEAR)..at.min(prompt.tokens.len())];
+    let was_thinking = nearest.kind == ContextKind::Thinking
+        || prompt.opens_thoughts(cached)
+        || prompt.is_amid_thoughts(before);
+    let kind = prompt.kind_at(nearest.common_tokens);
+    if was_thinking && kind != ContextKind::Thinking && !prompt.opens_thoughts(own) {
+        return Change::ThinkingLeftOut;
+    }
+    let cached_behind = place_of(cached, own);
+    let own_behind = place_of(own, cached);
+    match (cached_behind, own_behind) {
+        (Some(_), Some(_)) => Change::Moved,
+        (Some(tokens), None) => Change::Inserted(tokens),
+        (None, Some(tokens)) => Change::LeftOut(tokens),
+        (None, None) => Change::Replaced,
+    }
+}
+
+/// Where in `text` the first tokens of `part` stand.
+fn place_of(part: &[Token], text: &[Token]) -> Option<u32> {
+    let first = part.get(..AGREE)?;
+    text.windows(AGREE)
+        .position(|window| window == first)
+        .map(count)
+}
+
+pub(crate) fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+impl Asked<'_> {
+    fn kind_at(&self, token: u32) -> ContextKind {
+        let span = self.spans.iter().find(|(span, _)| span.contains(&token));
+        span.map_or(ContextKind::Unknown, |span| span.1)
+    }
+
+    fn opens_thoughts(&self, tokens: &[Token]) -> bool {
+        let text = (self.text_of)(&tokens[..tokens.len().min(NEAR)]);
+        text.trim_start().starts_with(OPEN)
+    }
+
+    fn is_amid_thoughts(&self, before: &[Token]) -> bool {
+        let text = (self.text_of)(before);
+        text.rfind(OPEN) > text.rfind(CLOSE)
+    }
+}
+
+impl std::fmt::Debug for Asked<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asked")
+            .field("ns", &self.ns)
+            .field("tokens", &self.tokens.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Finding {
+    /// The finding, now that so many tokens turned out to be cached: a store that others write to
+    /// may have had more than anybody knew.
+    #[must_use]
+    pub fn seen(&self, cached_tokens: u32) -> Finding {
+        let mut finding = self.clone();
+        if cached_tokens > self.cached_tokens {
+            finding.cached_tokens = cached_tokens;
+            let rest = self.prompt_tokens - cached_tokens.min(self.prompt_tokens);
+            finding.cause = if rest <= self.page_tokens {
+                Cause::Nothing
+            } else {
+                Cause::New
+            };
+        }
+        finding
+    }
+
+    /// The report as it is kept for later, with what came of verbs in the request.
+    pub fn kept(&self) -> Value {
+        let mut report = self.report();
+        if let Some(outcomes) = &self.kv_hints {
+            report["kv_hints"] = outcomes.clone();
+        }
+        report
+    }
+
     /// As JSON, with a sentence for people.
     pub fn report(&self) -> Value {
         let computed = self.prompt_tokens - self.cached_tokens;
@@ -174,35 +329,24 @@ impl Finding {
                 let text = format!("the cache was emptied {ago_s:.1} s ago");
                 ("flushed", format!("{text}: {computed} tokens computed"))
             }
-            Cause::Diverged { at, prompt, cached } => {
+            Cause::Diverged { at, change } => {
                 report["at"] = (*at).into();
-                report["prompt_token"] = json!(prompt);
-                report["cached_token"] = json!(cached);
+                let (name, what) = change.told();
+                report["change"] = name.into();
                 let text = format!("diverged at token {at}, inside {kind}: {computed} tokens");
-                ("diverged", format!("{text} recomputed"))
+                ("diverged", format!("{text} recomputed; {what}"))
             }
-            Cause::Evicted {
-                at,
-                tier,
-                ago_s,
-                pages_short,
-            } => {
+            Cause::Evicted { at, ago_s, .. } => {
                 report["at"] = (*at).into();
-                report["tier"] = (*tier).into();
                 report["ago_s"] = (*ago_s).into();
-                report["pages_short"] = (*pages_short).into();
-                let text = format!(
-                    "evicted from {tier} {ago_s:.1} s ago, from token {at} on: {computed} tokens \
-                     recomputed; {pages_short} pages more would have kept it"
-                );
-                ("evicted", text)
+                ("evicted", self.evicted(&mut report, computed))
             }
             Cause::Dropped { at, ago_s } => {
                 report["at"] = (*at).into();
                 report["ago_s"] = (*ago_s).into();
                 let text = format!(
                     "dropped {ago_s:.1} s ago at the wish of its last request, from token {at} \
-                     on: {computed} tokens recomputed"
+                     on, inside {kind}: {computed} tokens recomputed"
                 );
                 ("dropped", text)
             }
@@ -210,6 +354,75 @@ impl Finding {
         report["cause"] = cause.into();
         report["text"] = text.into();
         report
+    }
+
+    fn evicted(&self, report: &mut Value, computed: u32) -> String {
+        let Cause::Evicted {
+            at,
+            tier,
+            ago_s,
+            pages_short,
+            by,
+        } = &self.cause
+        else {
+            return String::new();
+        };
+        let kind = kind_name(self.kind);
+        let bytes_short = pages_short.saturating_mul(self.page_bytes);
+        report["tier"] = (*tier).into();
+        report["pages_short"] = (*pages_short).into();
+        report["bytes_short"] = bytes_short.into();
+        let mut whom = String::new();
+        if let Some(by) = by {
+            report["evicted_by"] = by.report();
+            whom = by.told();
+        }
+        let mib = bytes_short as f64 / f64::from(1 << 20);
+        format!(
+            "evicted from {tier} {ago_s:.1} s ago{whom}, from token {at} on, inside {kind}: \
+             {computed} tokens recomputed; {pages_short} pages ({mib:.2} MiB) more would have kept \
+             it"
+        )
+    }
+}
+
+impl Change {
+    fn told(self) -> (&'static str, String) {
+        match self {
+            Change::Replaced => ("replaced", "another text stands there".to_owned()),
+            Change::Inserted(tokens) => {
+                let text = format!("{tokens} tokens stand there that are new");
+                ("inserted", text)
+            }
+            Change::LeftOut(tokens) => {
+                let text = format!("{tokens} tokens that stood there are left out");
+                ("left_out", text)
+            }
+            Change::Moved => ("moved", "parts have changed places".to_owned()),
+            Change::ThinkingLeftOut => {
+                let text = "thoughts that stood there are left out";
+                ("thinking_left_out", text.to_owned())
+            }
+        }
+    }
+}
+
+impl Evictor {
+    fn report(&self) -> Value {
+        if self.is_own {
+            json!({"session": self.session, "prompt_tokens": self.prompt_tokens})
+        } else {
+            json!("another tenant")
+        }
+    }
+
+    fn told(&self) -> String {
+        let tokens = self.prompt_tokens.unwrap_or_default();
+        match &self.session {
+            _ if !self.is_own => " for a request of another tenant".to_owned(),
+            Some(session) => format!(" for a request of {session:?} with {tokens} tokens"),
+            None => format!(" for a request with {tokens} tokens"),
+        }
     }
 }
 
@@ -225,69 +438,6 @@ const fn kind_name(kind: ContextKind) -> &'static str {
     }
 }
 
-/// What the server remembers to explain misses: removed pages, and findings by answer.
-#[derive(Debug)]
-pub struct Memory {
-    ghosts: Mutex<Ghosts>,
-    findings: Mutex<Findings>,
-}
-
-#[derive(Debug, Default)]
-struct Findings {
-    by_id: BTreeMap<String, (Option<String>, Value)>,
-    order: VecDeque<String>,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Memory {
-            ghosts: Mutex::new(Ghosts::new(GHOSTS_MAX)),
-            findings: Mutex::default(),
-        }
-    }
-}
-
-impl Memory {
-    /// Hears what changed in the cache. `dropped_only`: whatever was removed, none of it went for
-    /// room.
-    pub fn hear(&self, events: &[KvEvent], dropped_only: bool, now: Nanos) {
-        let mut ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
-        for event in events {
-            ghosts.hear(event, dropped_only, now);
-        }
-    }
-
-    /// Looks a prompt up.
-    pub fn find(&self, cache: &PrefixCache, asked: Asked<'_>, page: u32, now: Nanos) -> Finding {
-        let ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
-        find(cache, &ghosts, asked, page, now)
-    }
-
-    /// Keeps the report of an answer.
-    pub fn keep(&self, id: &str, salt: Option<String>, report: Value) {
-        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        if findings
-            .by_id
-            .insert(id.to_owned(), (salt, report))
-            .is_none()
-        {
-            findings.order.push_back(id.to_owned());
-        }
-        while findings.order.len() > FINDINGS_MAX {
-            if let Some(oldest) = findings.order.pop_front() {
-                findings.by_id.remove(&oldest);
-            }
-        }
-    }
-
-    /// The report of an answer, for its own salt only.
-    pub fn report(&self, id: &str, salt: Option<&str>) -> Option<Value> {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        let (owner, report) = findings.by_id.get(id)?;
-        (owner.as_deref() == salt).then(|| report.clone())
-    }
-}
-
 /// `GET /v1/kv/why/{request}`: by the id of the answer.
 pub async fn route(
     State(app): State<Arc<App>>,
@@ -296,7 +446,7 @@ pub async fn route(
     headers: HeaderMap,
 ) -> Response<Body> {
     let query = query.unwrap_or_default();
-    let salt = access::salt(&headers, tree::parameter(&query, "cache_salt"));
+    let salt = Caller::of(&app, &headers, tree::parameter(&query, "cache_salt")).salt;
     match app.engine.memory().report(&id, salt.as_deref()) {
         Some(report) => json_response(StatusCode::OK, &report),
         None => {

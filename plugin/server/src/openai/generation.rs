@@ -11,7 +11,8 @@ use std::time::Instant;
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
 use rootstock::radix::Token;
-use rootstock::scheduler::{CachedTokens, FinishReason, TokenLogprob, Usage};
+use rootstock::scheduler::{CachedTokens, FinishReason, PinReport, TokenLogprob, Usage};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::control::why::Finding;
@@ -105,6 +106,8 @@ pub struct ChoiceUsage {
     pub queue_ns: u64,
     /// Nanoseconds from arrival to the first token.
     pub ttft_ns: Option<u64>,
+    /// What came of the pins asked for.
+    pub pins: PinReport,
 }
 
 /// The running answers of one HTTP request.
@@ -115,6 +118,8 @@ pub struct Generation {
     open: usize,
     /// What the ids of calls begin with.
     id: String,
+    /// What came of the verbs in the request.
+    kv_hints: Option<Value>,
     metrics: Arc<Metrics>,
     // Last: the request counts as live until its tickets are gone.
     live: LiveRequest,
@@ -160,6 +165,7 @@ impl Generation {
         let (engine, metrics) = (&app.engine, &app.metrics);
         let mut generation = Generation {
             id: app.new_id(""),
+            kv_hints: None,
             events: SelectAll::new(),
             choices: Vec::new(),
             ready: VecDeque::new(),
@@ -217,9 +223,20 @@ impl Generation {
         }
     }
 
-    /// What was found of the first prompt in the cache, and why not more.
+    /// With what came of the verbs in the request.
+    #[must_use]
+    pub fn answering(mut self, kv_hints: Option<Value>) -> Generation {
+        self.kv_hints = kv_hints;
+        self
+    }
+
+    /// What was found of the first prompt in the cache, why not more, and what came of verbs.
     pub fn why(&self) -> Option<Finding> {
-        self.choices.first()?.ticket.as_ref()?.why().cloned()
+        let found = self.choices.first()?.ticket.as_ref()?.why()?;
+        Some(Finding {
+            kv_hints: self.kv_hints.clone(),
+            ..found.clone()
+        })
     }
 
     fn watch(&mut self, choice: usize, ticket: &Ticket) {
@@ -358,6 +375,7 @@ impl Generation {
         };
         choice.usage.completion_tokens = usage.completion_tokens;
         choice.usage.queue_ns = usage.queue_ns;
+        choice.usage.pins = usage.pins;
         choice.usage.ttft_ns = usage.ttft_ns.or(choice.usage.ttft_ns);
         let finish = match reason {
             FinishReason::Stop => Finish::StopToken(choice.ids.last().copied()),

@@ -2,13 +2,14 @@
 //! whenever something of the request's `nvext` was not understood and any field was asked for.
 
 use rootstock::hints::ParsedHints;
+use rootstock::scheduler::PinReport;
 use serde_json::{Map, Value, json};
 
 use crate::control::why::Finding;
 use crate::openai::generation::{ChoiceUsage, Finish, Generation};
 
 /// Which fields were asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NvextWish {
     timing: bool,
     worker_id: bool,
@@ -17,7 +18,9 @@ pub struct NvextWish {
     stop_reason: bool,
     cache_report: bool,
     /// Why tokens of the first prompt were not cached.
-    miss: Option<Value>,
+    miss: Option<Finding>,
+    /// What came of `kv_hints` in the request.
+    kv_hints: Option<Value>,
     ignored: Option<Vec<String>>,
     received_ms: u64,
     /// The first prompt's tokens, kept only when asked for.
@@ -37,6 +40,7 @@ impl NvextWish {
             stop_reason: asked("stop_reason") || asked("detailed_finish_reason"),
             cache_report: asked("cache_report"),
             miss: None,
+            kv_hints: None,
             ignored: (asked("ignored_fields") || wants_any && !parsed.hints.ignored.is_empty())
                 .then(|| parsed.hints.ignored.clone()),
             received_ms,
@@ -50,7 +54,8 @@ impl NvextWish {
 
     /// Takes what was found of the first prompt in the cache, for the report if it was asked for.
     pub fn explain(&mut self, finding: &Finding) {
-        self.miss = self.cache_report.then(|| finding.report());
+        self.miss = self.cache_report.then(|| finding.clone());
+        self.kv_hints.clone_from(&finding.kv_hints);
     }
 
     /// The object of a chunk with text: the worker, and the tokens since the last chunk.
@@ -109,13 +114,29 @@ impl NvextWish {
         }
         if self.cache_report {
             let mut report = sources(usage);
-            report.insert("miss".into(), self.miss.clone().unwrap_or_default());
+            let found = usage.cached.total();
+            let miss = self.miss.as_ref().map(|miss| miss.seen(found).report());
+            report.insert("miss".into(), miss.unwrap_or_default());
+            if usage.pins.asked > 0 {
+                report.insert("pins".into(), pins(&usage.pins));
+            }
             object.insert("cache_report".into(), Value::Object(report));
+        }
+        if let Some(outcomes) = &self.kv_hints {
+            object.insert("kv_hints".into(), outcomes.clone());
         }
         if let Some(ignored) = &self.ignored {
             object.insert("ignored_fields".into(), ignored.as_slice().into());
         }
     }
+}
+
+/// What came of the pins of a request, over all of them.
+fn pins(report: &PinReport) -> Value {
+    json!({
+        "asked": report.asked, "accepted": report.accepted, "clipped": report.clipped,
+        "rejected": report.rejected, "pages": report.pages, "asked_pages": report.asked_pages,
+    })
 }
 
 /// Where the tokens of a prompt came from.

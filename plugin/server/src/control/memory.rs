@@ -1,0 +1,122 @@
+//! What the server remembers to explain misses: removed pages, who came when, and findings by the
+//! id of their answer, for the salt they belong to. All of it is bounded, the oldest goes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use rootstock::memory::Nanos;
+use rootstock::radix::{Ghosts, KvEvent, PrefixCache};
+use serde_json::Value;
+
+use crate::control::why::{self, Asked, Evictor, Finding};
+
+/// Removed pages that are remembered.
+const GHOSTS_MAX: usize = 1 << 17;
+/// Findings that are kept.
+pub const FINDINGS_MAX: usize = 1024;
+/// Arrivals that are remembered.
+const ARRIVALS_MAX: usize = 4096;
+
+/// A request that came.
+#[derive(Debug)]
+struct Arrival {
+    at: Nanos,
+    salt: Option<String>,
+    evictor: Evictor,
+}
+
+/// The memory.
+#[derive(Debug)]
+pub struct Memory {
+    ghosts: Mutex<Ghosts>,
+    arrivals: Mutex<VecDeque<Arrival>>,
+    findings: Mutex<Findings>,
+}
+
+#[derive(Debug, Default)]
+struct Findings {
+    by_id: BTreeMap<String, (Option<String>, Value)>,
+    order: VecDeque<String>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory {
+            ghosts: Mutex::new(Ghosts::new(GHOSTS_MAX)),
+            arrivals: Mutex::default(),
+            findings: Mutex::default(),
+        }
+    }
+}
+
+impl Memory {
+    /// Hears what changed in the cache. `dropped_only`: whatever was removed, none of it went for
+    /// room.
+    pub fn hear(&self, events: &[KvEvent], dropped_only: bool, now: Nanos) {
+        let mut ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
+        for event in events {
+            ghosts.hear(event, dropped_only, now);
+        }
+    }
+
+    /// Looks a prompt up, and notes that it came.
+    pub fn find(&self, cache: &PrefixCache, asked: Asked<'_>, now: Nanos) -> Finding {
+        let ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let evictor = |then| self.evictor(then, asked.salt);
+        let found = why::find(cache, &ghosts, asked, now, evictor);
+        drop(ghosts);
+        self.note(asked, now);
+        found
+    }
+
+    fn note(&self, asked: Asked<'_>, at: Nanos) {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrivals.len() == ARRIVALS_MAX {
+            arrivals.pop_front();
+        }
+        arrivals.push_back(Arrival {
+            at,
+            salt: asked.salt.map(str::to_owned),
+            evictor: Evictor {
+                is_own: true,
+                session: asked.session.map(str::to_owned),
+                prompt_tokens: Some(why::count(asked.tokens.len())),
+            },
+        });
+    }
+
+    /// The newest request that had come when room was made. Of others than `salt` only that.
+    fn evictor(&self, then: Nanos, salt: Option<&str>) -> Option<Evictor> {
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = arrivals.iter().rev().find(|arrival| arrival.at <= then)?;
+        Some(if newest.salt.as_deref() == salt {
+            newest.evictor.clone()
+        } else {
+            Evictor::default()
+        })
+    }
+
+    /// Keeps the report of an answer.
+    pub fn keep(&self, id: &str, salt: Option<String>, report: Value) {
+        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        if findings
+            .by_id
+            .insert(id.to_owned(), (salt, report))
+            .is_none()
+        {
+            findings.order.push_back(id.to_owned());
+        }
+        while findings.order.len() > FINDINGS_MAX {
+            if let Some(oldest) = findings.order.pop_front() {
+                findings.by_id.remove(&oldest);
+            }
+        }
+    }
+
+    /// The report of an answer, for its own salt only.
+    pub fn report(&self, id: &str, salt: Option<&str>) -> Option<Value> {
+        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (owner, report) = findings.by_id.get(id)?;
+        (owner.as_deref() == salt).then(|| report.clone())
+    }
+}
