@@ -277,21 +277,21 @@ impl ServingCore {
     pub fn act(&mut self, tenant: TenantId, action: &Action, now: Nanos) -> Outcome {
         self.input(now, || Entry::Act(tenant, Cow::Borrowed(action), now));
         let most = self.config.limits.ceiling.priority;
-        match action {
-            Action::Retain {
-                target,
-                priority,
-                seconds,
-            } if *priority > most => {
-                let lowered = Action::Retain {
-                    target: target.clone(),
-                    priority: most,
-                    seconds: *seconds,
-                };
-                self.cache.act(tenant, &lowered, now)
-            }
-            action => self.cache.act(tenant, action, now),
+        if let Action::Retain {
+            target,
+            priority,
+            seconds,
+        } = action
+            && *priority > most
+        {
+            let lowered = Action::Retain {
+                target: target.clone(),
+                priority: most,
+                seconds: *seconds,
+            };
+            return self.cache.act(tenant, &lowered, now);
         }
+        self.cache.act(tenant, action, now)
     }
 
     /// Empties all tiers, or changes nothing and says why.

@@ -2,25 +2,15 @@
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::Output;
 
-#[path = "../../../tests/tests/http/tiny_model.rs"]
-#[expect(dead_code, reason = "shared with the HTTP tests, which use all of it")]
-mod tiny_model;
+#[path = "support/running.rs"]
+#[expect(dead_code, reason = "shared with the tests of the storage tier")]
+mod running;
 
-use tiny_model::TinyModel;
-
-fn rootstock(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rootstock"));
-    command
-        .args(arguments)
-        .env_clear()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
+use running::{Running, rootstock};
 
 fn run(arguments: &[&str]) -> Output {
     rootstock(arguments).output().unwrap()
@@ -33,88 +23,6 @@ fn complaint(output: &Output) -> String {
     assert_eq!(text.lines().count(), 1, "more than one line: {text}");
     assert!(!text.contains("panicked"), "{text}");
     text
-}
-
-/// A running server and the lines it wrote until it listened.
-struct Running {
-    child: Child,
-    stderr: BufReader<ChildStderr>,
-    lines: Vec<String>,
-    address: String,
-    _model: TinyModel,
-}
-
-impl Running {
-    fn start(arguments: &[&str]) -> Running {
-        let model = TinyModel::with_weights();
-        let path = model.path.to_str().unwrap().to_owned();
-        let fixed = [
-            "--model",
-            &path,
-            "--port",
-            "0",
-            "--kv-cache-mib",
-            "4",
-            "--threads",
-            "1",
-        ];
-        #[expect(
-            clippy::zombie_processes,
-            reason = "a panic ends the test and its children"
-        )]
-        let mut child = rootstock(&[&fixed[..], arguments].concat())
-            .spawn()
-            .unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut lines = Vec::new();
-        loop {
-            let mut line = String::new();
-            assert!(
-                stderr.read_line(&mut line).unwrap() > 0,
-                "ended early: {lines:?}"
-            );
-            lines.push(line.trim_end().to_owned());
-            if let Some(url) = line.strip_prefix("listening") {
-                let address = url
-                    .trim()
-                    .trim_start_matches("http://")
-                    .trim_end_matches("/v1");
-                let address = address.to_owned();
-                return Running {
-                    child,
-                    stderr,
-                    lines,
-                    address,
-                    _model: model,
-                };
-            }
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let status = Command::new("kill").args([name, &pid]).status().unwrap();
-        assert!(status.success());
-    }
-
-    /// Sends a request and leaves the answer to be read.
-    fn request(&self, path: &str, body: &str) -> BufReader<TcpStream> {
-        let mut socket = TcpStream::connect(&self.address).unwrap();
-        let length = body.len();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {length}\r\n");
-        socket.write_all(head.as_bytes()).unwrap();
-        socket.write_all(b"connection: close\r\n\r\n").unwrap();
-        socket.write_all(body.as_bytes()).unwrap();
-        BufReader::new(socket)
-    }
-
-    /// Waits for the end; the exit status.
-    fn wait(mut self) -> Option<i32> {
-        let mut rest = String::new();
-        self.stderr.read_to_string(&mut rest).unwrap();
-        assert!(!rest.contains("panicked"), "{rest}");
-        self.child.wait().unwrap().code()
-    }
 }
 
 #[test]

@@ -392,3 +392,112 @@ fn a_report_says_where_each_token_came_from() {
     let sum = all.map(of).iter().sum::<u64>();
     assert_eq!(sum, answer["usage"]["prompt_tokens"].as_u64().unwrap());
 }
+
+/// `kv_hints` inside a request: the outcomes by action.
+fn outcomes(answer: &Value) -> Vec<(String, String)> {
+    let told = answer["outcomes"].as_array().unwrap();
+    let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+    told.iter()
+        .map(|one| (text(one, "action_id"), text(one, "status")))
+        .collect()
+}
+
+#[test]
+fn verbs_inside_requests_are_carried_out_on_every_api_and_answered() {
+    let server = server();
+    complete(
+        &server,
+        LONG,
+        &json!({"nvext": {"agent_hints": {"program_id": "sub"}}}),
+    );
+    let pinned = |server: &Server| stats(server)["pins"]["pages"].as_u64().unwrap();
+    let hints = |kind: &str| {
+        json!({"protocol_version": "0.1", "message_id": "m", "actions": [
+            {"action_id": "theirs", "action_type": kind, "payload": {"session": "sub"}},
+            {"action_id": "own", "action_type": "kv.pin", "payload": {"ttl": "5m"}},
+            {"action_id": "odd", "action_type": "kv.fly"}]})
+    };
+    let wanted = |theirs: &str| {
+        let all = [("theirs", theirs), ("own", "deferred"), ("odd", "rejected")];
+        all.map(|(id, status)| (id.to_owned(), status.to_owned()))
+            .to_vec()
+    };
+    // The session has three pages, and the request's own prompt as many.
+    let other = LONG.to_uppercase();
+    let extra = json!({"kv_hints": hints("kv.pin")});
+    let answer = complete(&server, &other, &extra);
+    assert_eq!(outcomes(&answer["nvext"]["kv_hints"]), wanted("accepted"));
+    let report = &answer["nvext"]["cache_report"]["pins"];
+    assert_eq!(
+        (&report["accepted"], &report["pages"]),
+        (&json!(1), &json!(3))
+    );
+    assert_eq!(pinned(&server), 6);
+    let release = json!({"kv_hints": hints("kv.release")});
+    let salted = json!({"cache_salt": "else"});
+    let asked = |path: &str, mut body: Value| {
+        merge(&mut body, &release);
+        merge(&mut body, &salted);
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()
+    };
+    let talk = json!([{"role": "user", "content": format!("{LONG}~ab")}]);
+    let chat = asked(
+        "/v1/chat/completions",
+        json!({"messages": talk, "max_tokens": 3}),
+    );
+    assert_eq!(
+        outcomes(&chat["nvext"]["kv_hints"]),
+        wanted("missing"),
+        "another salt"
+    );
+    let whole = asked(
+        "/v1/responses",
+        json!({"input": talk, "max_output_tokens": 16}),
+    );
+    assert_eq!(outcomes(&whole["nvext"]["kv_hints"]), wanted("missing"));
+    let message = asked("/v1/messages", json!({"messages": talk, "max_tokens": 3}));
+    let id = message["id"].as_str().unwrap();
+    let why = server
+        .get(&format!("/v1/kv/why/{id}?cache_salt=else"))
+        .json();
+    assert_eq!(outcomes(&why["kv_hints"]), wanted("missing"), "{why}");
+    // The other salt has not undone anything; its own pins came in addition.
+    assert!(pinned(&server) > 6);
+    let mine = json!({"kv_hints": hints("kv.release"), "nvext": {}});
+    let answer = complete(&server, LONG, &mine);
+    assert_eq!(outcomes(&answer["nvext"]["kv_hints"])[0].1, "accepted");
+    // What is no envelope is noted, and the request runs.
+    let odd = json!({"kv_hints": {"actions": "all"}});
+    let answer = complete(&server, LONG, &odd);
+    let notes = answer["nvext"]["ignored_fields"].to_string();
+    assert!(notes.contains("kv_hints"), "{answer}");
+}
+
+#[test]
+fn a_program_is_pinned_with_all_its_branches() {
+    let server = server();
+    let session = json!({"nvext": {"agent_hints": {"program_id": "tree"}}});
+    let shared = &LONG[..32];
+    for tail in ["A", "B", "C"] {
+        complete(&server, &format!("{shared}{}", tail.repeat(18)), &session);
+    }
+    let pinned = status(&server, "kv.pin", &json!({"program": "tree", "ttl": "1h"}));
+    // Two shared pages, and one of each of three branches.
+    assert_eq!(pinned, ("accepted".into(), 5));
+    assert_eq!(stats(&server)["pins"]["pages"], 5);
+    let released = status(&server, "kv.release", &json!({"program": "tree"}));
+    assert_eq!(released, ("accepted".into(), 5));
+    assert_eq!(stats(&server)["pins"]["pages"], 0);
+    let raised = json!({"program": "tree", "priority": 3});
+    assert_eq!(
+        status(&server, "kv.retain", &raised),
+        ("accepted".into(), 5)
+    );
+    let ahead = json!({"program": "tree"});
+    assert_eq!(
+        status(&server, "kv.prefetch", &ahead),
+        ("accepted".into(), 5)
+    );
+}

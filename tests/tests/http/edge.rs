@@ -186,3 +186,49 @@ fn tokens_of_a_text_and_of_a_conversation_and_back() {
         400
     );
 }
+
+#[test]
+fn control_routes_reach_the_content_of_the_key_that_asks_and_nothing_else() {
+    let server = with_keys();
+    let one = [("authorization", "Bearer sk-tenant-one")];
+    let two = [("authorization", "Bearer sk-tenant-two")];
+    let prompt: Vec<u32> = (1..=48).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 1,
+        "nvext": {"agent_hints": {"program_id": "p"}, "extra_fields": ["cache_report"]}});
+    let answer = post(&server, "/v1/completions", &one, &body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let id = answer.json()["id"].as_str().unwrap().to_owned();
+    let act = |headers: &[(&str, &str)], salt: &str, target: Value| {
+        let mut payload = target;
+        payload["priority"] = 1_000_000.into();
+        let body = json!({"cache_salt": salt,
+            "actions": [{"action_type": "kv.retain", "payload": payload}]});
+        let answer = post(&server, "/v1/kv/actions", headers, &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["outcomes"][0]["status"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    // The salt of another tenant's, as it is kept, is a salt within one's own.
+    for salt in ["", "tenant 3:one/"] {
+        for target in [json!({"tokens": prompt}), json!({"program": "p"})] {
+            assert_eq!(act(&two, salt, target), "missing", "{salt}");
+        }
+    }
+    assert_eq!(act(&one, "", json!({"program": "p"})), "accepted");
+    assert_eq!(act(&one, "", json!({"tokens": prompt})), "accepted");
+    let see = |path: &str, headers: &[(&str, &str)]| {
+        let mut open = Open::start(server.address);
+        open.request("GET", path, headers, "");
+        open.answer()
+    };
+    let why = format!("/v1/kv/why/{id}");
+    let seen = [&one[..], &two[..], &[]].map(|headers| see(&why, headers).status);
+    assert_eq!(seen, [200, 404, 401]);
+    let tree = see("/v1/kv/tree", &one).json();
+    let priority = tree["nodes"][0]["priority"].as_i64().unwrap();
+    assert_eq!(priority, 3, "no more than the ceiling of its key");
+    let others = see("/v1/kv/tree", &two).json();
+    assert!(others["nodes"].as_array().unwrap().is_empty());
+}

@@ -23,5 +23,7 @@ mod openai;
 mod parrot;
 mod responses;
 mod server;
+mod tiers;
 mod tiny_model;
 mod tools;
+mod why;

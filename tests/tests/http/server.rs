@@ -10,7 +10,7 @@ use rootstock_engine::gguf::Gguf;
 use rootstock_engine::service::{ModelIdentity, Service, ServiceConfig, Stats};
 use rootstock_server::app::{ApiOptions, App};
 use rootstock_server::config::HttpLimits;
-use rootstock_server::control::why::Memory;
+use rootstock_server::control::memory::Memory;
 use rootstock_server::engine_port::Engine;
 use rootstock_server::kv_events::publisher::Feed;
 use rootstock_server::load;
@@ -59,6 +59,8 @@ pub(crate) struct ParrotSetup {
     pub(crate) pages: u32,
     /// Where cache events go.
     pub(crate) feed: Option<Feed>,
+    /// The chat template, where it is not that of ChatML.
+    pub(crate) template: Option<&'static str>,
 }
 
 impl Default for ParrotSetup {
@@ -75,6 +77,7 @@ impl Default for ParrotSetup {
             options: ApiOptions::default(),
             pages: 2048,
             feed: None,
+            template: None,
         }
     }
 }
@@ -82,7 +85,10 @@ impl Default for ParrotSetup {
 impl Server {
     /// A server that repeats its prompts.
     pub(crate) fn parrot(setup: ParrotSetup) -> Server {
-        let model = TinyModel::without_weights();
+        let model = match setup.template {
+            Some(template) => TinyModel::with_template(template),
+            None => TinyModel::without_weights(),
+        };
         let file = Gguf::open(&model.path).unwrap();
         let perch = Perch::default();
         let page_tokens = setup.service.page_size;
@@ -112,8 +118,14 @@ impl Server {
     /// A server over a model file.
     pub(crate) fn model(path: &Path, config: ServiceConfig) -> Server {
         let file = Gguf::open(path).unwrap();
+        let memory: Arc<Memory> = Arc::default();
+        let config = ServiceConfig {
+            kv_events: Some(load::sink(None, Arc::clone(&memory))),
+            ..config
+        };
         let service = Service::start(&file, config).unwrap();
         let engine = Engine::new(service.clone(), &file).unwrap();
+        let engine = engine.remembering(memory);
         Server::start(service, engine, Default::default(), Perch::default())
     }
 

@@ -38,12 +38,17 @@ pub(crate) struct TinyModel {
 impl TinyModel {
     /// Vocabulary and template alone, for backends that need no weights.
     pub(crate) fn without_weights() -> TinyModel {
-        write(header())
+        write(header(TEMPLATE))
+    }
+
+    /// The same with another template.
+    pub(crate) fn with_template(template: &str) -> TinyModel {
+        write(header(template))
     }
 
     /// With the weights of a random Llama: 2 layers, 64 dimensions, 4 heads on 2 KV heads.
     pub(crate) fn with_weights() -> TinyModel {
-        write(weights(header()))
+        write(weights(header(TEMPLATE)))
     }
 }
 
@@ -62,7 +67,7 @@ fn write(writer: GgufWriter) -> TinyModel {
     TinyModel { path }
 }
 
-fn header() -> GgufWriter {
+fn header(template: &str) -> GgufWriter {
     let mut tokens = byte_alphabet();
     tokens.extend(["DE", "DEF", "HI", "<|im_start|>", "<|im_end|>"].map(str::to_owned));
     let mut kinds = vec![NORMAL; tokens.len()];
@@ -89,7 +94,7 @@ fn header() -> GgufWriter {
         .int("tokenizer.ggml.bos_token_id", IM_START)
         .int("tokenizer.ggml.eos_token_id", IM_END)
         .value("tokenizer.ggml.add_bos_token", Value::Bool(false))
-        .text("tokenizer.chat_template", TEMPLATE)
+        .text("tokenizer.chat_template", template)
 }
 
 fn weights(mut writer: GgufWriter) -> GgufWriter {

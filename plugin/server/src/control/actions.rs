@@ -85,13 +85,10 @@ async fn carry_out(app: &App, wanted: Wanted, caller: &Caller) -> Result<Told, A
         Ok(about) => about,
         Err(told) => return Ok(told),
     };
-    let verb = match wanted.verb {
-        Verb::Retain { priority, seconds } => Verb::Retain {
-            priority: priority.min(caller.priority_max),
-            seconds,
-        },
-        verb => verb,
-    };
+    let mut verb = wanted.verb;
+    if let Verb::Retain { priority, .. } = &mut verb {
+        *priority = (*priority).min(caller.priority_max);
+    }
     let service = app.engine.service();
     let told = service.visit(move |at| act(at, verb, about, salt)).await;
     told.map_err(|_| engine_dead())

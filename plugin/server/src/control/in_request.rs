@@ -55,17 +55,12 @@ pub async fn carry_out(app: &App, parsed: &ParsedHints) -> Option<Value> {
 
 /// The outcome of an action about the request's own prompt.
 pub(super) fn own_outcome(verb: Verb) -> (&'static str, Value) {
-    match verb {
-        Verb::Pin(ttl) if ttl.seconds == 0 => {
-            let reason = "a ttl of 0 seconds pins nothing";
-            ("rejected", json!({"reason": reason}))
-        }
-        _ => {
-            let reason =
-                "it takes effect when the prompt is cached; cache_report.pins has the rest";
-            ("deferred", json!({"reason": reason}))
-        }
+    if matches!(verb, Verb::Pin(ttl) if ttl.seconds == 0) {
+        let reason = "a ttl of 0 seconds pins nothing";
+        return ("rejected", json!({"reason": reason}));
     }
+    let reason = "it takes effect when the prompt is cached; cache_report.pins has the rest";
+    ("deferred", json!({"reason": reason}))
 }
 
 #[cfg(test)]

@@ -194,15 +194,7 @@ pub fn find(
     } else {
         Cause::New
     };
-    let kind = match cause {
-        Cause::Diverged { at, change } => match change {
-            Change::ThinkingLeftOut => ContextKind::Thinking,
-            // What is not there any more is told by what is cached.
-            Change::LeftOut(_) if nearest.kind != ContextKind::Unknown => nearest.kind,
-            _ => prompt.kind_at(at),
-        },
-        _ => prompt.kind_at(at),
-    };
+    let kind = kind_of(&cause, &prompt, &nearest, at);
     Finding {
         prompt_tokens,
         cached_tokens,
@@ -211,6 +203,21 @@ pub fn find(
         page_bytes: prompt.page_bytes,
         page_tokens,
         kv_hints: None,
+    }
+}
+
+/// The part of the conversation in which a cause shows; `at` is where the cached part ends.
+fn kind_of(cause: &Cause, prompt: &Asked<'_>, nearest: &Nearest, at: u32) -> ContextKind {
+    let Cause::Diverged { at, change } = *cause else {
+        return prompt.kind_at(at);
+    };
+    match change {
+        Change::ThinkingLeftOut => ContextKind::Thinking,
+        // What is not there any more is told by what is cached.
+        Change::LeftOut(_) if nearest.kind != ContextKind::Unknown => nearest.kind,
+        Change::LeftOut(_) | Change::Replaced | Change::Inserted(_) | Change::Moved => {
+            prompt.kind_at(at)
+        }
     }
 }
 
