@@ -23,7 +23,7 @@ use crate::live::{Live, Next, Phase, Running};
 use crate::policy::{Order, QueueKey};
 use crate::preempt::Relief;
 use crate::queue::WaitQueue;
-use crate::request::RequestId;
+use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::StepPlan;
 
@@ -63,11 +63,12 @@ impl Scheduler {
         if self.flights.len() >= usize::from(self.cfg.max_in_flight) {
             return None;
         }
+        self.shed_idle_work(cx);
         self.reorder(cx.cache, now);
         self.turned_away = None;
         let tier = device(self.cfg.replica);
         loop {
-            let mut draft = Draft::new(self.step_budget());
+            let mut draft = Draft::new(self.step_budget(), self.idle_budget());
             self.settle_fetches(cx, &mut draft);
             self.plan_decodes(cx, &mut draft);
             let denied = self.plan_prompts(cx, &mut draft);
@@ -259,15 +260,23 @@ impl Scheduler {
             return;
         }
         let live = &self.live[&id];
+        let idle = live.class == Class::Speculative;
+        let budget = match idle {
+            true => draft.budget.min(draft.idle_budget),
+            false => draft.budget,
+        };
+        if budget == 0 {
+            return;
+        }
         let len = match live.next() {
             Next::Wait => return,
             Next::Decode => 1,
             Next::Prefill(known) => {
                 let page = self.cfg.page_tokens;
                 let launched = live.running().map_or(0, |run| run.launched);
-                let end = launched + known.min(draft.budget);
+                let end = launched + known.min(budget);
                 let aligned = end - end % page;
-                let cut_short = known > draft.budget && aligned > launched;
+                let cut_short = known > budget && aligned > launched;
                 if cut_short {
                     aligned - launched
                 } else {
@@ -275,6 +284,9 @@ impl Scheduler {
                 }
             }
         };
+        if idle {
+            draft.idle_budget = draft.idle_budget.saturating_sub(len);
+        }
         let planned = self.plan_row(cx, draft, id, len);
         assert!(
             planned.is_ok(),

@@ -4,7 +4,7 @@ use rootstock_memory::{Corruption, StepId};
 use rootstock_radix::PrefixCache;
 
 use crate::live::{Live, Phase, Running};
-use crate::request::RequestId;
+use crate::request::{Class, RequestId};
 use crate::scheduler::Scheduler;
 
 fn bad(id: RequestId, detail: &str) -> Corruption {
@@ -22,10 +22,17 @@ impl Scheduler {
         if !self.queue.is_consistent() {
             return Err(Corruption::new("scheduler", "the sets of the queue differ"));
         }
-        let members = self.queue.len() + self.running.len() + self.draining.len();
+        let waiting = self.queue.len() + self.aside.len();
+        let members = waiting + self.running.len() + self.draining.len();
         if members != self.live.len() {
             let detail = format!("{members} requests in sets, {} live", self.live.len());
             return Err(Corruption::new("scheduler", detail));
+        }
+        let speculative = self.live.values().filter(|live| {
+            live.class == Class::Speculative && !matches!(live.phase, Phase::Draining(_))
+        });
+        if !speculative.map(|live| &live.id).eq(&self.speculative) {
+            return Err(Corruption::new("scheduler", "speculative requests differ"));
         }
         if self.running.len() > self.cfg.max_running as usize {
             let detail = format!(
@@ -43,7 +50,8 @@ impl Scheduler {
     fn check_live(&self, cache: &PrefixCache, live: &Live) -> Result<(), Corruption> {
         let id = live.id;
         let at_home = match &live.phase {
-            Phase::Queued | Phase::Preempted => self.queue.contains(id),
+            Phase::Queued => self.queue.contains(id) != self.aside.contains(&id),
+            Phase::Preempted => self.queue.contains(id),
             Phase::Running(_) | Phase::Fetching(_) => self.running.contains(&id),
             Phase::Draining(rest) => self.draining.contains(&id) && !rest.flight.is_empty(),
         };

@@ -19,6 +19,8 @@ use crate::time::Load;
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) budget: u32,
+    /// Of that, what speculative prompts may take.
+    pub(crate) idle_budget: u32,
     pub(crate) rows: Vec<DraftRow>,
     pub(crate) copies: Vec<CopyPlan>,
     /// Pages that running requests wait for, out of those that are coming.
@@ -36,9 +38,10 @@ pub(crate) struct DraftRow {
 }
 
 impl Draft {
-    pub(crate) fn new(budget: u32) -> Self {
+    pub(crate) fn new(budget: u32, idle_budget: u32) -> Self {
         Self {
             budget,
+            idle_budget,
             rows: Vec::new(),
             copies: Vec::new(),
             owed_pages: 0,

@@ -18,7 +18,7 @@ use crate::draft::Draft;
 use crate::emit::{CachedTokens, Emit};
 use crate::holding::{Holding, pages_for};
 use crate::live::{Fetching, Live, Phase, Running};
-use crate::request::RequestId;
+use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 
 impl Scheduler {
@@ -149,14 +149,19 @@ impl Scheduler {
         }
         live.first_admission = Some((cx.now, cached));
         let (tenant, uncached) = (live.tenant, live.len() - computed);
-        self.stats.prompt_tokens += u64::from(live.prompt_tokens);
-        self.stats.cached_tokens += u64::from(cached.total());
+        let billed = live.class == Class::Client;
+        if billed {
+            self.stats.prompt_tokens += u64::from(live.prompt_tokens);
+            self.stats.cached_tokens += u64::from(cached.total());
+        }
         cx.out.push(Emit::Started {
             request: id,
             label: live.label,
             cached,
             prompt_tokens: live.prompt_tokens,
         });
-        self.queue.charge(tenant, uncached);
+        if billed {
+            self.queue.charge(tenant, uncached);
+        }
     }
 }

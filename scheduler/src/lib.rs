@@ -18,6 +18,7 @@ mod emit;
 mod fetch;
 mod groups;
 mod holding;
+mod idle_work;
 mod live;
 mod move_over;
 mod pins;

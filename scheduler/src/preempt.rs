@@ -21,7 +21,7 @@ use crate::draft::Draft;
 use crate::emit::FinishReason;
 use crate::holding::{Holding, device, pages_for};
 use crate::live::{Live, Phase, count};
-use crate::request::RequestId;
+use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 
 /// Waiting requests that may look for someone to give way in one step.
@@ -265,12 +265,16 @@ impl Scheduler {
         for &id in victims {
             draft.withdraw(id);
             let live = self.live.get_mut(&id).expect("a victim is live");
+            // Speculative work does not come back.
+            let idle = live.class == Class::Speculative;
             let spent = live.preemptions >= self.cfg.max_preemptions;
             let landing = live.running().is_some_and(|run| !run.flight.is_empty());
             if landing {
                 when = Yield::Later;
             }
-            if spent {
+            if idle {
+                self.end(cx, id, FinishReason::Displaced);
+            } else if spent {
                 self.end(cx, id, FinishReason::TooManyPreemptions);
             } else if !landing {
                 self.preempt(cx, id);

@@ -20,110 +20,30 @@
 //! equal inputs give equal choices. Otherwise a softmax over scaled costs is drawn from with a
 //! number the caller passes.
 //!
-//! Two rules go beyond the cost. A replica over the queue threshold is busy, and a request parks
-//! only while all it may go to are busy. And an idle replica always takes a request: where the
-//! choice is busy, has more than a step to prefill or no seat, and some replica has nothing to
-//! do, the cheapest of those is chosen instead.
+//! Three rules go beyond the cost. A replica over the queue threshold is busy, and a request parks
+//! only while all it may go to are busy; [`Router::place_in_queue`] orders those that do. A replica
+//! over an overload threshold is no candidate, and without a candidate a request is refused. And an
+//! idle replica always takes a request: where the choice is busy, has more than a step to prefill
+//! or no seat, and some replica has nothing to do, the cheapest of those is chosen instead.
 //!
-//! Not here: the queue of parked requests (a [`crate::Scheduler`]-like order belongs to the
-//! caller), worker discovery, the wire.
+//! What is what: `config.rs` has the knobs, `load.rs` what requests under way weigh, `sessions.rs`
+//! who is bound where. Not here: the parked requests themselves, worker discovery, the wire.
 //!
 //! Source: Dynamo's documented router (docs and flags of 1.6); own code.
 
-use std::collections::BTreeMap;
+mod config;
+mod load;
+mod sessions;
+
+use std::cmp::Reverse;
 
 use rootstock_memory::{Nanos, ReplicaId};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-/// Knobs of the router; names and defaults follow Dynamo's flags.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RouterConfig {
-    /// Tokens a block.
-    pub block_tokens: u32,
-    /// Worth of a cached device block, in blocks to prefill.
-    pub overlap_score_credit: f64,
-    /// How fast that worth decays with prefill load above the least loaded replica.
-    pub overlap_score_credit_decay: f64,
-    /// Weight of prefill against decode.
-    pub prefill_load_scale: f64,
-    /// Worth of a cached host block.
-    pub host_cache_hit_weight: f64,
-    /// Worth of a cached storage block.
-    pub storage_cache_hit_weight: f64,
-    /// Cost of each active request.
-    pub decode_active_request_weight: f64,
-    /// 0 takes the least cost; above, how evenly requests spread.
-    pub temperature: f64,
-    /// A replica is busy with more active prefill tokens than this times `step_tokens`; None:
-    /// nobody is ever busy.
-    pub queue_threshold: Option<f64>,
-    /// Tokens a replica computes in a step.
-    pub step_tokens: u32,
-    /// Requests a replica can run at a time.
-    pub seats: u32,
-    /// Whether blocks of the output count as they are generated.
-    pub track_output_blocks: bool,
-    /// Seconds after which a request nobody reported the end of is forgotten; 0 is never.
-    pub stale_after_s: u32,
-    /// Seconds for which an idle session stays with its replica; 0 is no affinity.
-    pub affinity_ttl_s: u32,
-    /// What a session's binding is worth.
-    pub affinity: Affinity,
-}
+pub use config::{Affinity, Mode, Overload, QueueOrder, RouterConfig, RouterError};
 
-/// What the binding of a session to a replica is worth.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Affinity {
-    /// It goes there unless that replica is busy.
-    #[default]
-    Soft,
-    /// It goes there, and parks while that replica is busy.
-    Hard,
-}
-
-impl Default for RouterConfig {
-    fn default() -> Self {
-        Self {
-            block_tokens: 16,
-            overlap_score_credit: 1.0,
-            overlap_score_credit_decay: 0.0,
-            prefill_load_scale: 1.0,
-            host_cache_hit_weight: 0.75,
-            storage_cache_hit_weight: 0.25,
-            decode_active_request_weight: 0.0,
-            temperature: 0.0,
-            queue_threshold: None,
-            step_tokens: 512,
-            seats: 64,
-            track_output_blocks: false,
-            stale_after_s: 300,
-            affinity_ttl_s: 0,
-            affinity: Affinity::Soft,
-        }
-    }
-}
-
-/// A value the router cannot work with.
-#[derive(Clone, PartialEq, Debug, Error)]
-#[non_exhaustive]
-pub enum RouterError {
-    /// Must be 1 or more.
-    #[error("{name} is 0; at least 1 is needed")]
-    Zero {
-        /// Name of the value.
-        name: &'static str,
-    },
-    /// Must be a finite number, 0 or more.
-    #[error("{name} is {value}; 0 or more is possible")]
-    Weight {
-        /// Name of the value.
-        name: &'static str,
-        /// The value.
-        value: f64,
-    },
-}
+use load::{Load, Placed, UnderWay};
+use sessions::Sessions;
 
 /// Cached part of a prompt on one replica, in whole blocks; disjoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -171,12 +91,14 @@ pub enum Route {
     },
     /// Nowhere yet: all it may go to are busy. Ask again when one has finished a prefill.
     Park,
+    /// Nowhere: all it may go to are over an overload threshold.
+    Overloaded,
 }
 
 /// Why a replica was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// Least cost, or drawn by cost.
+    /// Least cost, or drawn by cost; in other modes than `Kv` the mode's choice.
     Cost,
     /// The request may go nowhere else.
     Pinned,
@@ -186,27 +108,27 @@ pub enum Why {
     Idle,
 }
 
-/// A request under way, for its load.
-#[derive(Debug)]
-struct Placed {
-    replica: usize,
-    /// Uncached prompt tokens, until the prefill is done.
-    prefill_tokens: u32,
-    /// Hashes of the prompt's blocks; or, without hashes, how many there are.
-    blocks: Vec<u64>,
-    nameless_blocks: u32,
-    prompt_tokens: u32,
-    output_tokens: u32,
-    osl: Option<u32>,
-    session: Option<String>,
-    since: Nanos,
+/// Place among parked requests; the least goes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ParkedKey {
+    tier: Reverse<u64>,
+    rank: i128,
+    id: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Binding {
-    replica: usize,
-    active: u32,
-    used_at: Nanos,
+/// What the place of a parked request depends on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ParkedParts {
+    /// The caller's id of it.
+    pub id: u64,
+    /// Strict tier asked for.
+    pub strict: u32,
+    /// Seconds of jump asked for.
+    pub jump_s: f64,
+    /// When it came.
+    pub arrival: Nanos,
+    /// Prompt tokens that are cached nowhere it may go.
+    pub uncached_tokens: u32,
 }
 
 /// Places requests on replicas.
@@ -214,14 +136,11 @@ struct Binding {
 pub struct Router {
     cfg: RouterConfig,
     replicas: usize,
-    placed: BTreeMap<u64, Placed>,
-    /// Requests that hold each block, one map a replica.
-    held: Vec<BTreeMap<u64, u32>>,
-    sessions: BTreeMap<String, Binding>,
+    under_way: UnderWay,
+    sessions: Sessions,
+    /// Requests chosen for, for `Mode::RoundRobin`.
+    turns: usize,
 }
-
-/// Sessions remembered at a time; the longest unused goes first.
-const SESSIONS_MAX: usize = 65_536;
 
 impl Router {
     /// A router over `replicas` replicas with the ids from 0.
@@ -229,79 +148,65 @@ impl Router {
     /// # Errors
     /// A value out of range.
     pub fn new(cfg: RouterConfig, replicas: u16) -> Result<Self, RouterError> {
-        let counts = [
-            ("replicas", u32::from(replicas)),
-            ("block_tokens", cfg.block_tokens),
-            ("step_tokens", cfg.step_tokens),
-            ("seats", cfg.seats),
-        ];
-        if let Some(&(name, _)) = counts.iter().find(|(_, value)| *value == 0) {
-            return Err(RouterError::Zero { name });
+        if replicas == 0 {
+            return Err(RouterError::Zero { name: "replicas" });
         }
-        let weights = [
-            ("overlap_score_credit", cfg.overlap_score_credit),
-            ("overlap_score_credit_decay", cfg.overlap_score_credit_decay),
-            ("prefill_load_scale", cfg.prefill_load_scale),
-            ("host_cache_hit_weight", cfg.host_cache_hit_weight),
-            ("storage_cache_hit_weight", cfg.storage_cache_hit_weight),
-            (
-                "decode_active_request_weight",
-                cfg.decode_active_request_weight,
-            ),
-            ("temperature", cfg.temperature),
-            ("queue_threshold", cfg.queue_threshold.unwrap_or(0.0)),
-        ];
-        if let Some(&(name, value)) = weights.iter().find(|(_, v)| !(0.0..=1e12).contains(v)) {
-            return Err(RouterError::Weight { name, value });
-        }
+        cfg.validate()?;
         let replicas = usize::from(replicas);
-        let held = vec![BTreeMap::new(); replicas];
         Ok(Self {
-            cfg,
             replicas,
-            placed: BTreeMap::new(),
-            held,
-            sessions: BTreeMap::new(),
+            under_way: UnderWay::new(replicas),
+            sessions: Sessions::new(cfg.affinity_ttl_s),
+            turns: 0,
+            cfg,
         })
     }
 
-    /// Chooses a replica. Changes nothing but what is stale; tell [`Router::placed`] when the
-    /// request has been handed over.
+    /// Chooses a replica. Changes nothing but what is stale and whose turn it is; tell
+    /// [`Router::placed`] when the request has been handed over.
     ///
     /// # Cost
     /// O(replicas + requests under way).
     pub fn route(&mut self, request: &RouteRequest<'_>, now: Nanos) -> Route {
         self.forget_stale(now);
-        let loads = self.loads();
+        let loads = self.under_way.loads(&self.cfg);
+        let usable = |at: &usize| !self.is_overloaded(*at, &loads[*at]);
         let busy = |at: &usize| self.is_busy(&loads[*at]);
         let pinned = request.pinned.map(|pinned| usize::from(pinned.0));
         if let Some(at) = pinned.filter(|&at| at < self.replicas) {
-            return if busy(&at) {
-                Route::Park
-            } else {
-                self.to(at, &loads, request, Why::Pinned)
+            return match (usable(&at), busy(&at)) {
+                (false, _) => Route::Overloaded,
+                (true, true) => Route::Park,
+                (true, false) => self.to(at, &loads, request, Why::Pinned),
             };
         }
-        match self.bound_to(request, now) {
+        let eligible: Vec<usize> = (0..self.replicas).filter(usable).collect();
+        if eligible.is_empty() {
+            return Route::Overloaded;
+        }
+        match self.bound_to(request, now).filter(usable) {
             Some(at) if !busy(&at) => return self.to(at, &loads, request, Why::Affinity),
             Some(_) if self.cfg.affinity == Affinity::Hard => return Route::Park,
             Some(_) | None => {}
         }
-        if (0..self.replicas).all(|at| busy(&at)) {
+        if eligible.iter().all(busy) {
             return Route::Park;
         }
         let costs: Vec<f64> = (0..self.replicas)
             .map(|at| self.cost(at, &loads, request))
             .collect();
-        let chosen = self.choose(&costs, &loads, request.draw);
+        let chosen = self.choose(&eligible, &costs, &loads, request.draw);
         let full = loads[chosen].requests >= self.cfg.seats;
-        if full || busy(&chosen) || self.is_loaded(&loads[chosen]) {
-            let idle = (0..self.replicas).filter(|&at| loads[at].requests == 0);
-            if let Some(at) = idle.min_by(|&a, &b| costs[a].total_cmp(&costs[b])) {
-                return self.to(at, &loads, request, Why::Idle);
-            }
+        let idle = eligible.iter().filter(|&&at| loads[at].requests == 0);
+        let idle = idle
+            .min_by(|&&a, &&b| costs[a].total_cmp(&costs[b]))
+            .copied();
+        let loaded = full || busy(&chosen) || self.is_loaded(&loads[chosen]);
+        self.turns = self.turns.wrapping_add(1);
+        match idle {
+            Some(at) if loaded => self.to(at, &loads, request, Why::Idle),
+            Some(_) | None => self.to(chosen, &loads, request, Why::Cost),
         }
-        self.to(chosen, &loads, request, Why::Cost)
     }
 
     /// The request `id` (the caller's, unique among those under way) was handed to a replica.
@@ -311,11 +216,12 @@ impl Router {
         if at >= self.replicas {
             return;
         }
-        let overlap = request.overlaps.get(at).copied().unwrap_or_default();
-        let cached = (overlap.device + overlap.host + overlap.storage) * self.cfg.block_tokens;
+        if let Some(session) = request.session {
+            self.sessions.begin(session, at, now);
+        }
         let placed = Placed {
             replica: at,
-            prefill_tokens: request.prompt_tokens.saturating_sub(cached),
+            prefill_tokens: self.uncached(request, at),
             blocks: request.blocks.to_vec(),
             nameless_blocks: match request.blocks {
                 [] => request.prompt_tokens / self.cfg.block_tokens,
@@ -325,59 +231,94 @@ impl Router {
             output_tokens: 0,
             osl: request.osl,
             session: request.session.map(str::to_owned),
-            since: now,
+            heard_at: now,
         };
-        if let Some(session) = request.session.filter(|_| self.cfg.affinity_ttl_s > 0) {
-            self.bind(session, at, now);
+        self.under_way.insert(id, placed);
+    }
+
+    /// A request that was placed and has not begun went on to another replica, where `overlap` of
+    /// its prompt is cached: its load and its session go with it.
+    pub fn moved(&mut self, id: u64, replica: ReplicaId, overlap: Overlap, now: Nanos) {
+        let at = usize::from(replica.0);
+        if at >= self.replicas {
+            return;
         }
-        for &block in request.blocks {
-            *self.held[at].entry(block).or_default() += 1;
+        let Some(mut placed) = self.under_way.remove(id) else {
+            return;
+        };
+        placed.replica = at;
+        placed.prefill_tokens = placed
+            .prompt_tokens
+            .saturating_sub(overlap.blocks() * self.cfg.block_tokens);
+        placed.heard_at = now;
+        if let Some(session) = &placed.session {
+            self.sessions.follow(session, at);
         }
-        self.placed.insert(id, placed);
+        self.under_way.insert(id, placed);
     }
 
     /// The first token of a request came: its prefill is done.
     pub fn prefill_done(&mut self, id: u64) {
-        if let Some(placed) = self.placed.get_mut(&id) {
+        if let Some(placed) = self.under_way.get_mut(id) {
             placed.prefill_tokens = 0;
         }
     }
 
     /// A request has generated this many tokens in all.
-    pub fn generated(&mut self, id: u64, output_tokens: u32) {
-        if let Some(placed) = self.placed.get_mut(&id) {
+    pub fn generated(&mut self, id: u64, output_tokens: u32, now: Nanos) {
+        if let Some(placed) = self.under_way.get_mut(id) {
             placed.output_tokens = output_tokens;
+            placed.heard_at = now;
         }
     }
 
     /// A request has ended, however.
     pub fn ended(&mut self, id: u64, now: Nanos) {
-        let Some(placed) = self.placed.remove(&id) else {
-            return;
-        };
-        let held = &mut self.held[placed.replica];
-        for block in &placed.blocks {
-            match held.get_mut(block) {
-                Some(owners) if *owners > 1 => *owners -= 1,
-                Some(_) | None => drop(held.remove(block)),
-            }
-        }
-        let binding = placed
-            .session
-            .and_then(|session| self.sessions.get_mut(&session));
-        if let Some(binding) = binding {
-            binding.active = binding.active.saturating_sub(1);
-            binding.used_at = now;
+        let placed = self.under_way.remove(id);
+        if let Some(session) = placed.and_then(|placed| placed.session) {
+            self.sessions.end(&session, now);
         }
     }
 
     /// Requests under way on a replica.
     pub fn active(&self, replica: ReplicaId) -> usize {
-        let at = usize::from(replica.0);
-        self.placed
-            .values()
-            .filter(|placed| placed.replica == at)
-            .count()
+        self.under_way.count(usize::from(replica.0))
+    }
+
+    /// Whether no replica is below the queue threshold: whoever parks has to wait on.
+    pub fn all_busy(&self) -> bool {
+        let loads = self.under_way.loads(&self.cfg);
+        loads.iter().all(|load| self.is_busy(load))
+    }
+
+    /// Where a parked request stands among the others. Waiting raises its tier as it does in a
+    /// scheduler's queue, so that in either order nobody waits for ever.
+    pub fn place_in_queue(&self, parts: &ParkedParts, now: Nanos) -> ParkedKey {
+        let jump_s = parts.jump_s.clamp(0.0, 1e9);
+        let waited_s = seconds(now.saturating_sub(parts.arrival));
+        let aged = match self.cfg.aging_s {
+            aging_s if aging_s > 0.0 => whole(waited_s / aging_s),
+            _ => 0,
+        };
+        let rank = match self.cfg.queue_order {
+            QueueOrder::Fcfs => i128::from(parts.arrival) - i128::from(whole(jump_s * 1e9)),
+            QueueOrder::Wspt => {
+                let weight = (1.0 + jump_s) / f64::from(parts.uncached_tokens.max(1));
+                -i128::from(whole(weight * 1e9))
+            }
+        };
+        ParkedKey {
+            tier: Reverse(u64::from(parts.strict).saturating_add(aged)),
+            rank,
+            id: parts.id,
+        }
+    }
+
+    /// Prompt tokens of a request that a replica has nowhere.
+    pub fn uncached(&self, request: &RouteRequest<'_>, replica: usize) -> u32 {
+        let overlap = request.overlaps.get(replica).copied().unwrap_or_default();
+        let cached = overlap.blocks() * self.cfg.block_tokens;
+        request.prompt_tokens.saturating_sub(cached)
     }
 
     fn to(&self, at: usize, loads: &[Load], request: &RouteRequest<'_>, why: Why) -> Route {
@@ -395,51 +336,29 @@ impl Router {
         limit.is_some_and(|limit| load.prefill_tokens > limit)
     }
 
+    /// Above a limit beyond which nothing more is taken. An idle replica never is.
+    fn is_overloaded(&self, at: usize, load: &Load) -> bool {
+        let overload = self.cfg.overload;
+        let prefill = [
+            overload.prefill_tokens.map(f64::from),
+            overload
+                .prefill_frac
+                .map(|frac| frac * f64::from(self.cfg.step_tokens)),
+        ];
+        let blocks = overload.decode_blocks.and_then(|share| {
+            let all = self.cfg.kv_blocks.get(at)?;
+            Some(share * f64::from(*all))
+        });
+        let over = prefill
+            .into_iter()
+            .flatten()
+            .any(|limit| load.prefill_tokens > limit);
+        load.requests > 0 && (over || blocks.is_some_and(|limit| load.decode_blocks > limit))
+    }
+
     /// More than a step of prefill: a newcomer would wait, threshold or not.
     fn is_loaded(&self, load: &Load) -> bool {
         load.prefill_tokens > f64::from(self.cfg.step_tokens)
-    }
-
-    fn loads(&self) -> Vec<Load> {
-        let mut loads = vec![Load::default(); self.replicas];
-        for (load, held) in loads.iter_mut().zip(&self.held) {
-            load.decode_blocks = u32::try_from(held.len()).map_or(f64::INFINITY, f64::from);
-        }
-        for placed in self.placed.values() {
-            let load = &mut loads[placed.replica];
-            load.requests += 1;
-            load.prefill_tokens += f64::from(placed.prefill_tokens);
-            load.decode_blocks += self.blocks_beside_held(placed);
-        }
-        for load in &mut loads {
-            load.decode_blocks = load.decode_blocks.round();
-        }
-        loads
-    }
-
-    /// Blocks of a request that the map of held ones does not count: those without a hash and
-    /// its output; less what fades of its own.
-    fn blocks_beside_held(&self, placed: &Placed) -> f64 {
-        let nameless = f64::from(placed.nameless_blocks);
-        if !self.cfg.track_output_blocks {
-            return nameless;
-        }
-        let block = self.cfg.block_tokens;
-        let all = (placed.prompt_tokens + placed.output_tokens).div_ceil(block);
-        let output = f64::from(all - placed.prompt_tokens / block);
-        let Some(osl) = placed.osl else {
-            return nameless + output;
-        };
-        let done = f64::from(placed.output_tokens) / f64::from(osl.max(1));
-        let fade = if osl == 0 { 0.0 } else { (1.0 - done).max(0.0) };
-        let held = &self.held[placed.replica];
-        let alone = placed
-            .blocks
-            .iter()
-            .filter(|block| held.get(block) == Some(&1))
-            .count();
-        let alone = u32::try_from(alone).map_or(0.0, f64::from);
-        (nameless + output) * fade - alone * (1.0 - fade)
     }
 
     fn cost(&self, at: usize, loads: &[Load], request: &RouteRequest<'_>) -> f64 {
@@ -452,43 +371,66 @@ impl Router {
             .fold(f64::INFINITY, f64::min);
         let load = &loads[at];
         let overlap = request.overlaps.get(at).copied().unwrap_or_default();
-        let raw = (load.prefill_tokens + f64::from(request.prompt_tokens)) / block;
+        let raw = match cfg.track_prefill_tokens {
+            true => (load.prefill_tokens + f64::from(request.prompt_tokens)) / block,
+            false => 0.0,
+        };
         let excess = (load.prefill_tokens - least) / block / request_blocks.max(1.0);
         let decay = 1.0 / (1.0 + cfg.overlap_score_credit_decay * excess);
         let credit = cfg.overlap_score_credit * decay * f64::from(overlap.device)
             + cfg.host_cache_hit_weight * f64::from(overlap.host)
             + cfg.storage_cache_hit_weight * f64::from(overlap.storage);
-        let held = &self.held[at];
-        let shared = request
-            .blocks
-            .iter()
-            .filter(|block| held.contains_key(block))
-            .count();
-        let new_blocks = request_blocks - u32::try_from(shared).map_or(0.0, f64::from);
+        let shared = f64::from(self.under_way.shared(at, request.blocks));
+        let new_blocks = match cfg.track_active_blocks {
+            true => (request_blocks - shared).max(0.0),
+            false => 0.0,
+        };
         cfg.prefill_load_scale * (raw - credit).max(0.0)
             + load.decode_blocks
-            + new_blocks.max(0.0)
+            + new_blocks
             + cfg.decode_active_request_weight * f64::from(load.requests)
     }
 
+    /// The mode's choice among those eligible, of which there is at least one.
+    fn choose(&self, eligible: &[usize], costs: &[f64], loads: &[Load], draw: u64) -> usize {
+        let first = eligible.first().copied().unwrap_or(0);
+        let fewest = |of: &[usize]| {
+            let fewest = of.iter().min_by_key(|&&at| (loads[at].requests, at));
+            fewest.copied().unwrap_or(first)
+        };
+        let drawn = |draw: u64| {
+            let n = u64::try_from(eligible.len()).unwrap_or(1).max(1);
+            let at = usize::try_from(draw % n).unwrap_or(0);
+            eligible.get(at).copied().unwrap_or(first)
+        };
+        match self.cfg.mode {
+            Mode::Kv => self.choose_by_cost(eligible, costs, loads, draw),
+            Mode::RoundRobin => eligible[self.turns % eligible.len()],
+            Mode::Random => drawn(draw >> 32),
+            Mode::PowerOfTwo => fewest(&[drawn(draw >> 32), drawn(draw & 0xffff_ffff)]),
+            Mode::LeastLoaded => fewest(eligible),
+        }
+    }
+
     /// The replica of least cost, or one drawn by cost.
-    fn choose(&self, costs: &[f64], loads: &[Load], draw: u64) -> usize {
-        let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let by_cost = |&a: &usize, &b: &usize| {
+    fn choose_by_cost(&self, of: &[usize], costs: &[f64], loads: &[Load], draw: u64) -> usize {
+        let among = || of.iter().map(|&at| costs[at]);
+        let least = among().fold(f64::INFINITY, f64::min);
+        let most = among().fold(f64::NEG_INFINITY, f64::max);
+        let by_cost = |&&a: &&usize, &&b: &&usize| {
             costs[a]
                 .total_cmp(&costs[b])
                 .then(loads[a].requests.cmp(&loads[b].requests))
         };
-        let best = (0..costs.len()).min_by(by_cost).unwrap_or(0);
+        let best = of.iter().min_by(by_cost).copied().unwrap_or(0);
         if self.cfg.temperature == 0.0 {
             return best;
         }
         let spread = if most > least { most - least } else { 1.0 };
-        let weight = |cost: &f64| (-(cost - least) / spread / self.cfg.temperature).exp();
-        let weights: Vec<f64> = costs.iter().map(weight).collect();
+        let weight = |cost: f64| (-(cost - least) / spread / self.cfg.temperature).exp();
+        let weights: Vec<f64> = among().map(weight).collect();
         let mut left = unit(draw) * weights.iter().sum::<f64>();
-        for (at, weight) in weights.iter().enumerate() {
+        for (&at, weight) in of.iter().zip(&weights) {
             left -= weight;
             if left < 0.0 {
                 return at;
@@ -502,39 +444,9 @@ impl Router {
         if self.cfg.affinity_ttl_s == 0 {
             return None;
         }
-        let live = |session: &str| self.sessions.get(session).filter(|b| self.holds(b, now));
+        let live = |session: &str| self.sessions.replica_of(session, now);
         let own = request.session.and_then(live);
         own.or_else(|| request.parent.and_then(live))
-            .map(|binding| binding.replica)
-    }
-
-    fn holds(&self, binding: &Binding, now: Nanos) -> bool {
-        let ttl = u64::from(self.cfg.affinity_ttl_s) * 1_000_000_000;
-        binding.active > 0 || now.saturating_sub(binding.used_at) <= ttl
-    }
-
-    fn bind(&mut self, session: &str, replica: usize, now: Nanos) {
-        if !self.sessions.contains_key(session) && self.sessions.len() >= SESSIONS_MAX {
-            let mut bindings: Vec<&Binding> = self.sessions.values().collect();
-            bindings.sort_by_key(|b| (b.active > 0, b.used_at));
-            let median = bindings[bindings.len() / 2].used_at;
-            self.sessions
-                .retain(|_, b| b.active > 0 || b.used_at > median);
-        }
-        if self.sessions.len() >= SESSIONS_MAX && !self.sessions.contains_key(session) {
-            return;
-        }
-        let fresh = Binding {
-            replica,
-            active: 0,
-            used_at: now,
-        };
-        let binding = self.sessions.entry(session.to_owned()).or_insert(fresh);
-        *binding = Binding {
-            replica,
-            active: binding.active + 1,
-            used_at: now,
-        };
     }
 
     fn forget_stale(&mut self, now: Nanos) {
@@ -542,27 +454,38 @@ impl Router {
         if limit == 0 {
             return;
         }
-        let stale = |(_, placed): &(&u64, &Placed)| now.saturating_sub(placed.since) > limit;
-        let ids: Vec<u64> = self
-            .placed
-            .iter()
-            .filter(stale)
-            .map(|(&id, _)| id)
-            .collect();
-        ids.into_iter().for_each(|id| self.ended(id, now));
+        for id in self.under_way.silent(now.saturating_sub(limit)) {
+            self.ended(id, now);
+        }
     }
 }
 
-/// Load of one replica.
-#[derive(Clone, Copy, Debug, Default)]
-struct Load {
-    requests: u32,
-    prefill_tokens: f64,
-    decode_blocks: f64,
+impl Overlap {
+    /// Blocks on all tiers.
+    pub fn blocks(&self) -> u32 {
+        self.device + self.host + self.storage
+    }
 }
 
 /// A number in 0..1.
 fn unit(draw: u64) -> f64 {
     const STEPS: f64 = 4_294_967_296.0;
     f64::from(u32::try_from(draw >> 32).unwrap_or(0)) / STEPS
+}
+
+fn seconds(ns: Nanos) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "2^53 ns are 104 days")]
+    let ns = ns as f64;
+    ns / 1e9
+}
+
+/// The whole part of a number that is not negative.
+fn whole(x: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "float to integer casts saturate"
+    )]
+    let whole = x as u64;
+    whole
 }

@@ -17,7 +17,7 @@ use crate::holding::{device, pages_for};
 use crate::live::{Draining, Live, Phase, count};
 use crate::policy::{Order, QueueKey, seconds_to_ns};
 use crate::queue::{Entry, WaitQueue};
-use crate::request::{NewRequest, RequestId};
+use crate::request::{Class, NewRequest, RequestId};
 use crate::settle::Flight;
 use crate::stats::SchedulerStats;
 use crate::time::StepTime;
@@ -43,6 +43,10 @@ pub struct Scheduler {
     pub(crate) order: Order,
     pub(crate) live: BTreeMap<RequestId, Live>,
     pub(crate) queue: WaitQueue,
+    /// Waiting outside of the queue: somebody else decides when they may start.
+    pub(crate) aside: BTreeSet<RequestId>,
+    /// Live speculative requests without their final event.
+    pub(crate) speculative: BTreeSet<RequestId>,
     pub(crate) running: BTreeSet<RequestId>,
     pub(crate) draining: BTreeSet<RequestId>,
     /// Deadlines, and ends of patience of those that have not run.
@@ -76,6 +80,8 @@ impl Scheduler {
             cfg,
             live: BTreeMap::new(),
             queue: WaitQueue::default(),
+            aside: BTreeSet::new(),
+            speculative: BTreeSet::new(),
             running: BTreeSet::new(),
             draining: BTreeSet::new(),
             expiry: BTreeSet::new(),
@@ -105,6 +111,20 @@ impl Scheduler {
     /// # Cost
     /// One look at the cache and a few sorted inserts.
     pub fn add(&mut self, new: NewRequest, cache: &PrefixCache, now: Nanos) -> Admission {
+        let admission = self.admit_at_the_door(new, cache, now);
+        if let Admission::Admitted(id) = admission {
+            self.enqueue(id, now);
+        }
+        admission
+    }
+
+    /// Takes a request in, without a place in the queue.
+    pub(crate) fn admit_at_the_door(
+        &mut self,
+        new: NewRequest,
+        cache: &PrefixCache,
+        now: Nanos,
+    ) -> Admission {
         if let Err(reason) = self.fits(&new, cache) {
             self.stats.rejected += 1;
             return Admission::Rejected(reason);
@@ -114,7 +134,7 @@ impl Scheduler {
         if self.order.uses_cache() {
             (live.cached_probe, live.device_probe) = self.probe(cache, &live);
         }
-        let queue_len = count(self.queue.len());
+        let queue_len = self.waiting();
         if queue_len >= self.cfg.max_queue && !self.displace(&live, now) {
             self.stats.deferred += 1;
             let queue_cap = self.cfg.max_queue;
@@ -128,8 +148,10 @@ impl Scheduler {
         self.next_request += 1;
         self.stats.added += 1;
         self.expiry.extend(self.expiries(&live));
+        if live.class == Class::Speculative {
+            self.speculative.insert(id);
+        }
         self.live.insert(id, live);
-        self.enqueue(id, now);
         Admission::Admitted(id)
     }
 
@@ -164,7 +186,8 @@ impl Scheduler {
     /// Counters and sizes.
     pub fn stats(&self) -> SchedulerStats {
         SchedulerStats {
-            waiting: count(self.queue.len()),
+            waiting: self.waiting(),
+            parked: count(self.aside.len()),
             running: count(self.running.len()),
             fetching: self.fetching(),
             draining: count(self.draining.len()),
@@ -195,6 +218,10 @@ impl Scheduler {
             Phase::Running(_) => "decode",
             Phase::Draining(_) => "draining",
         })
+    }
+
+    fn waiting(&self) -> u32 {
+        count(self.queue.len() + self.aside.len())
     }
 
     fn fetching(&self) -> u32 {
@@ -236,6 +263,7 @@ impl Scheduler {
             return false;
         }
         self.queue.remove(worst.id);
+        self.speculative.remove(&worst.id);
         if let Some(live) = self.live.remove(&worst.id) {
             let last = self.last_event(&live, FinishReason::Displaced, now);
             self.outbox.push(last);
@@ -311,7 +339,9 @@ impl Scheduler {
         let last = self.last_event(&live, reason, cx.now);
         cx.out.push(last);
         self.queue.remove(id);
+        self.aside.remove(&id);
         self.running.remove(&id);
+        self.speculative.remove(&id);
         let run = match live.phase {
             Phase::Running(run) => run,
             Phase::Fetching(fetch) => return fetch.hold.close(cx.cache, Fate::Keep, cx.now),

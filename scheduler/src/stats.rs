@@ -9,6 +9,8 @@ use crate::emit::{FinishReason, PinReport, Usage};
 pub struct SchedulerStats {
     /// Requests waiting now, preempted ones included.
     pub waiting: u32,
+    /// Of those, held back until the router has a replica for them.
+    pub parked: u32,
     /// Requests with a seat now.
     pub running: u32,
     /// Of those, waiting for a prefix to come up from host.

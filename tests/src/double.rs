@@ -41,8 +41,56 @@ pub enum Planted {
     BelievedCopy(u32),
     /// The n-th copy up is acknowledged long before it reads its source.
     EarlyCopy(u32),
-    /// The n-th pin is undone behind everybody's back; played by the simulator.
+    /// The n-th pin is undone behind everybody's back. This and what follows is played by the
+    /// simulator, between the core and the others.
     LostPin(u32),
+    /// The n-th copy that ends is acknowledged twice.
+    DoubledAck(u32),
+    /// The n-th copy that ends is never acknowledged.
+    LostAck(u32),
+    /// The n-th result is told twice.
+    DoubledResult(u32),
+    /// The n-th result is never told.
+    LostResult(u32),
+    /// The n-th event with tokens does not reach its caller.
+    LostEvent(u32),
+    /// The n-th event with tokens reaches its caller twice.
+    DoubledEvent(u32),
+    /// The n-th event with tokens says another one.
+    ChangedToken(u32),
+    /// The n-th abort does not reach the core.
+    LostAbort(u32),
+    /// The n-th request is looked up under the salt of another tenant.
+    ForeignSalt(u32),
+    /// The n-th final event does not reach its caller.
+    LostFinal(u32),
+}
+
+impl Planted {
+    /// Which occasion of its kind the fault takes; 0 is none.
+    pub(crate) fn occasion(self) -> u32 {
+        match self {
+            Planted::Nothing => 0,
+            Planted::LostWrite(n)
+            | Planted::WrongCount(n)
+            | Planted::SwappedPages(n)
+            | Planted::ForeignPage(n)
+            | Planted::LostCopy(n)
+            | Planted::BelievedCopy(n)
+            | Planted::EarlyCopy(n)
+            | Planted::LostPin(n)
+            | Planted::DoubledAck(n)
+            | Planted::LostAck(n)
+            | Planted::DoubledResult(n)
+            | Planted::LostResult(n)
+            | Planted::LostEvent(n)
+            | Planted::DoubledEvent(n)
+            | Planted::ChangedToken(n)
+            | Planted::LostAbort(n)
+            | Planted::ForeignSalt(n)
+            | Planted::LostFinal(n) => n,
+        }
+    }
 }
 
 /// What the double knows of a request: the truth its pages are compared with.
@@ -189,6 +237,14 @@ impl EngineDouble {
     /// Steps of one replica that are out.
     pub fn in_flight_of(&self, replica: ReplicaId) -> usize {
         self.launched.get(&replica).map_or(0, VecDeque::len)
+    }
+
+    /// Requests with a row in the oldest step of a replica.
+    pub fn oldest_rows(&self, replica: ReplicaId) -> Vec<RequestId> {
+        let oldest = self.launched.get(&replica).and_then(VecDeque::front);
+        oldest.map_or_else(Vec::new, |plan| {
+            plan.rows.iter().map(|row| row.request).collect()
+        })
     }
 
     /// Copies that are not acknowledged.
@@ -400,18 +456,8 @@ impl EngineDouble {
         if !kind(self.planted) {
             return false;
         }
-        let (Planted::LostWrite(n)
-        | Planted::WrongCount(n)
-        | Planted::SwappedPages(n)
-        | Planted::ForeignPage(n)
-        | Planted::LostCopy(n)
-        | Planted::BelievedCopy(n)
-        | Planted::EarlyCopy(n)) = self.planted
-        else {
-            return false;
-        };
         self.rows_seen += 1;
-        self.rows_seen == n
+        self.rows_seen == self.planted.occasion()
     }
 
     fn plant_in_table(&mut self, plan: &StepPlan, row: &Row, table: &mut [PageId]) {

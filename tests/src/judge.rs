@@ -2,6 +2,7 @@
 
 use rootstock_scheduler::{Emit, FinishReason, RequestId, Usage};
 
+use crate::double::Planted;
 use crate::report::Event;
 use crate::sim::Sim;
 use crate::text;
@@ -11,7 +12,7 @@ impl Sim {
     pub(crate) fn hear(&mut self) -> Result<(), String> {
         let mut events = Vec::new();
         self.core.drain_emits(&mut events);
-        for emit in events {
+        for emit in self.tampered(events) {
             self.report.events += 1;
             let id = emit.request();
             let Some(client) = self.clients.get_mut(&id) else {
@@ -43,6 +44,37 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Events as they reach their callers: as they are, but for what is planted.
+    fn tampered(&mut self, events: Vec<Emit>) -> Vec<Emit> {
+        let mut out = Vec::new();
+        for mut emit in events {
+            if matches!(emit, Emit::Final { .. }) {
+                if !self.is_time(|p| matches!(p, Planted::LostFinal(_))) {
+                    out.push(emit);
+                }
+                continue;
+            }
+            if !matches!(emit, Emit::Tokens { .. }) {
+                out.push(emit);
+                continue;
+            }
+            if self.is_time(|p| matches!(p, Planted::LostEvent(_))) {
+                continue;
+            }
+            let changed = self.is_time(|p| matches!(p, Planted::ChangedToken(_)));
+            if let Emit::Tokens { tokens, .. } = &mut emit
+                && let Some(token) = tokens.first_mut().filter(|_| changed)
+            {
+                *token ^= 1;
+            }
+            if self.is_time(|p| matches!(p, Planted::DoubledEvent(_))) {
+                out.push(emit.clone());
+            }
+            out.push(emit);
+        }
+        out
     }
 
     /// Compares what a request said with what it says alone.

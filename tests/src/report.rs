@@ -50,8 +50,8 @@ pub struct Report {
     pub pins_watched: u64,
     /// Pins that had to give way.
     pub pins_yielded: u64,
-    /// Requests ended by their callers, by phase.
-    pub asked_in: BTreeMap<String, u64>,
+    /// Requests that met a fault, by fault and phase.
+    pub met: BTreeMap<String, u64>,
     /// Times everything was recounted.
     pub checks: u64,
     /// Rows run.
@@ -104,8 +104,8 @@ impl Report {
         for (reason, count) in &other.ended {
             *self.ended.entry(reason.clone()).or_default() += count;
         }
-        for (phase, count) in &other.asked_in {
-            *self.asked_in.entry(phase.clone()).or_default() += count;
+        for (pair, count) in &other.met {
+            *self.met.entry(pair.clone()).or_default() += count;
         }
     }
 }

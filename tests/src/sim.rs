@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
+use rootstock::{CoreConfig, Limits, ServingCore};
 use rootstock_memory::{CopyEngine, Nanos, ReplicaId};
 use rootstock_radix::{
     Action, Key, NamespaceId, NamespaceKey, Outcome, Target, TenantId, Token, Ttl,
@@ -58,6 +58,8 @@ pub(crate) struct Sim {
     pub(crate) core: ServingCore,
     pub(crate) engine: EngineDouble,
     planted: Planted,
+    /// Occasions of the planted kind so far.
+    occasions: u32,
     pub(crate) clients: BTreeMap<RequestId, Client>,
     pub(crate) live: Vec<RequestId>,
     pub(crate) namespaces: Vec<NamespaceId>,
@@ -107,7 +109,7 @@ impl Sim {
             cache: swarm.cache.clone(),
             scheduler: swarm.scheduler.clone(),
             limits: Limits::default(),
-            router: RouterConfig::default(),
+            router: swarm.router.clone(),
         };
         let mut core = ServingCore::new(config).expect("a swarm is a valid configuration");
         let namespaces = (0..3)
@@ -138,6 +140,7 @@ impl Sim {
             core,
             engine,
             planted,
+            occasions: 0,
             clients: BTreeMap::new(),
             live: Vec::new(),
             namespaces,
@@ -191,13 +194,23 @@ impl Sim {
         self.step += 1;
         self.now += 1 + u64::from(self.rng.below(self.swarm.step_ns_max));
         if self.rng.percent(self.swarm.clock_jumps) {
+            self.meet_all("clock jump");
             self.now += 300_000_000_000;
         }
         let mut done = Vec::new();
         self.engine.poll(&mut done);
         for copy in done {
             self.report.events += 1;
+            if !copy.ok {
+                self.meet_all("failed copy");
+            }
+            if self.is_time(|p| matches!(p, Planted::LostAck(_))) {
+                continue;
+            }
             self.core.copy_done(copy, self.now);
+            if self.is_time(|p| matches!(p, Planted::DoubledAck(_))) {
+                self.core.copy_done(copy, self.now);
+            }
         }
         self.core.tick(self.now);
         let (mut launched, mut flying) = (false, false);
@@ -268,7 +281,9 @@ impl Sim {
         let mut results = Vec::new();
         for _ in 0..=u32::from(swapped) {
             let fails = self.rng.percent(self.swarm.failures);
+            let rows = self.engine.oldest_rows(replica);
             if fails {
+                self.meet("failed step", &rows);
                 let failed = self.engine.fail_oldest_of(replica);
                 results.extend(failed.map(|step| (step, None)));
             } else {
@@ -281,7 +296,13 @@ impl Sim {
             match output {
                 Some(output) => {
                     self.log(Event::Landed(step.0));
+                    if self.is_time(|p| matches!(p, Planted::LostResult(_))) {
+                        continue;
+                    }
                     self.core.complete(replica, step, &output, self.now);
+                    if self.is_time(|p| matches!(p, Planted::DoubledResult(_))) {
+                        self.core.complete(replica, step, &output, self.now);
+                    }
                 }
                 None => {
                     self.log(Event::Failed(step.0));
@@ -307,7 +328,12 @@ impl Sim {
 
     fn add(&mut self, new: NewRequest) -> Result<(), String> {
         self.report.events += 1;
-        match self.core.add(new.clone(), self.now) {
+        let mut asked = new.clone();
+        if self.is_time(|p| matches!(p, Planted::ForeignSalt(_))) {
+            let other = self.namespaces.iter().find(|&&ns| ns != new.ns);
+            asked.ns = other.copied().unwrap_or(new.ns);
+        }
+        match self.core.add(asked, self.now) {
             Admission::Admitted(id) => {
                 let prompt = u32::try_from(new.tokens.len()).unwrap_or(u32::MAX);
                 self.log(Event::Added(id, prompt, new.max_tokens));
@@ -356,9 +382,12 @@ impl Sim {
             self.log(Event::Asked(id, reason));
             self.report.events += 1;
             let had = self.clients[&id].reason.is_some();
-            let phase = self.core.phase(id).unwrap_or("ended");
-            *self.report.asked_in.entry(phase.to_owned()).or_default() += 1;
-            let end = if reason == FinishReason::Aborted {
+            let aborts = reason == FinishReason::Aborted;
+            self.meet(if aborts { "abort" } else { "stop string" }, &[id]);
+            let lost = aborts && !had && self.is_time(|p| matches!(p, Planted::LostAbort(_)));
+            let end = if lost {
+                true
+            } else if aborts {
                 self.core.abort(id, self.now)
             } else {
                 self.core.finish(id, reason, self.now)
@@ -371,9 +400,35 @@ impl Sim {
                 return Err(format!("request {}: ended before: {had}, now: {end}", id.0));
             }
             self.hear()?;
+            if end && self.clients[&id].reason != Some(reason) {
+                return Err(format!("request {} was ended and did not hear of it", id.0));
+            }
         }
         self.act();
         Ok(())
+    }
+
+    /// Counts a fault for each request that it meets, by the phase it is in.
+    fn meet(&mut self, fault: &str, ids: &[RequestId]) {
+        for &id in ids {
+            let phase = self.core.phase(id).unwrap_or("ended");
+            let pair = format!("{fault} / {phase}");
+            *self.report.met.entry(pair).or_default() += 1;
+        }
+    }
+
+    fn meet_all(&mut self, fault: &str) {
+        let live = self.live.clone();
+        self.meet(fault, &live);
+    }
+
+    /// Counts an occasion for the planted fault; true when its time has come.
+    pub(crate) fn is_time(&mut self, kind: impl Fn(Planted) -> bool) -> bool {
+        if !kind(self.planted) {
+            return false;
+        }
+        self.occasions += 1;
+        self.occasions == self.planted.occasion()
     }
 
     /// Somebody pins, releases or copies down a conversation, or wants everything flushed.
@@ -483,7 +538,12 @@ impl Sim {
         self.report.checks += 1;
         self.core.check().map_err(|found| found.to_string())?;
         self.check_promises()?;
-        let stats = self.core.stats().cache;
+        let stats = self.core.stats();
+        let stray: u64 = stats.schedulers.iter().map(|s| s.stray_results).sum();
+        if stray > 0 {
+            return Err(format!("{stray} results for steps that were not out"));
+        }
+        let stats = stats.cache;
         if stats.stray_releases > 0 || stats.copies_stray > 0 {
             return Err(format!(
                 "{} pages released twice, {} copies acknowledged that were not out",

@@ -1,8 +1,10 @@
 //! What a simulation is made of, chosen by its seed: sizes, policies, traffic, faults. Each seed
 //! switches some things off and weights the rest wildly, so that rare mixtures come up.
 
+use rootstock::RouterConfig;
 use rootstock_memory::ReplicaId;
 use rootstock_radix::{CacheConfig, PolicyKind, WritePolicy};
+use rootstock_scheduler::router::{Affinity, Mode, Overload, QueueOrder};
 use rootstock_scheduler::{SchedulePolicy, SchedulerConfig};
 
 use crate::rng::Rng;
@@ -18,6 +20,8 @@ pub struct Swarm {
     pub scheduler: SchedulerConfig,
     /// Cache under test.
     pub cache: CacheConfig,
+    /// Router under test.
+    pub router: RouterConfig,
     /// Chance of an arrival a step, in percent; above 100 several.
     pub arrivals: u32,
     /// Most requests live at a time, so that a run stays small.
@@ -125,9 +129,39 @@ impl Swarm {
             pin_ttl_max: some(90, 600),
             acts: some(40, 20),
             check_every: 1 + u32::try_from(seed % 3).unwrap_or(0),
+            router: router_of(seed),
             scheduler,
             cache,
         }
+    }
+}
+
+/// Drawn from a generator of its own.
+fn router_of(seed: u64) -> RouterConfig {
+    let mut rng = Rng::new(seed ^ 0x0072_7472);
+    RouterConfig {
+        mode: *rng.pick(&[
+            Mode::Kv,
+            Mode::Kv,
+            Mode::Kv,
+            Mode::RoundRobin,
+            Mode::Random,
+            Mode::PowerOfTwo,
+            Mode::LeastLoaded,
+        ]),
+        temperature: *rng.pick(&[0.0, 0.0, 1.0]),
+        queue_threshold: *rng.pick(&[None, None, Some(0.0), Some(0.5), Some(4.0)]),
+        queue_order: *rng.pick(&[QueueOrder::Fcfs, QueueOrder::Wspt]),
+        track_output_blocks: rng.percent(50),
+        overload: Overload {
+            decode_blocks: *rng.pick(&[None, None, Some(0.9)]),
+            prefill_tokens: *rng.pick(&[None, None, Some(100)]),
+            prefill_frac: None,
+        },
+        stale_after_s: *rng.pick(&[0, 5, 300]),
+        affinity_ttl_s: *rng.pick(&[0, 0, 60]),
+        affinity: *rng.pick(&[Affinity::Soft, Affinity::Hard]),
+        ..RouterConfig::default()
     }
 }
 

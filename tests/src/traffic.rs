@@ -27,6 +27,8 @@ impl Sim {
             jump_s: f64::from(rng.below(swarm.jump_max + 1)),
             strict: rng.below(swarm.strict_spread + 1),
             pins: pins_of(rng, &swarm, tokens.len()),
+            program: rng.percent(40).then(|| format!("p{}", rng.below(6))),
+            osl: rng.percent(40).then(|| rng.below(80)),
             ..Hints::default()
         };
         let mut sampling = SamplingParams::greedy();

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rootstock_radix::Hints;
-use rootstock_scheduler::{Class, RequestId, SchedulePolicy, SchedulerConfig};
+use rootstock_scheduler::{Class, FinishReason, RequestId, SchedulePolicy, SchedulerConfig};
 use rootstock_tests::world::{SECOND, World, prompt, request};
 
 fn one_seat(policy: SchedulePolicy, aging_s: f64) -> World {
@@ -196,7 +196,37 @@ fn speculative_work_runs_when_no_client_waits_and_gives_way_to_any() {
     let client = world.submit(&prompt(2, 20), 1, i32::MIN);
     assert_eq!(world.step(), vec![(client, 0, 20)]);
     world.run_dry();
-    assert!(world.said_all(warm));
+    assert_eq!(world.reason(warm), FinishReason::Displaced, "for good");
+}
+
+#[test]
+fn speculative_prompts_take_a_small_part_of_a_step_and_end_when_a_client_waits_for_pages() {
+    let config = SchedulerConfig {
+        step_tokens: 64,
+        page_tokens: 4,
+        ..SchedulerConfig::default()
+    };
+    // 20 pages of 4 tokens.
+    let mut world = World::new(20, config);
+    let warm = |world: &mut World, salt, len| {
+        let mut new = request(world.ns, &prompt(salt, len), 1);
+        new.class = Class::Speculative;
+        world.add(new)
+    };
+    let first = warm(&mut world, 1, 60);
+    assert_eq!(world.step(), vec![(first, 0, 16)], "a quarter of a step");
+    let client = world.submit(&prompt(2, 12), 3, 0);
+    assert_eq!(world.step(), vec![(client, 0, 12), (first, 16, 16)]);
+    assert_eq!(
+        world.step(),
+        vec![(client, 12, 1), (first, 32, 8)],
+        "an eighth beside a client"
+    );
+    // 10 pages that the two do not leave.
+    let second = world.submit(&prompt(3, 40), 3, 0);
+    world.run_dry();
+    assert_eq!(world.reason(first), FinishReason::Displaced);
+    assert!(world.said_all(client) && world.said_all(second));
 }
 
 // Faults F1: one direction, the full range.

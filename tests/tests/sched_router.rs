@@ -2,7 +2,8 @@
 
 use rootstock_memory::ReplicaId;
 use rootstock_scheduler::router::{
-    Affinity, Overlap, Route, RouteRequest, Router, RouterConfig, RouterError, Why,
+    Affinity, Mode, Overlap, Overload, ParkedParts, QueueOrder, Route, RouteRequest, Router,
+    RouterConfig, RouterError, Why,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -29,7 +30,7 @@ fn request(prompt_tokens: u32, overlaps: &[Overlap]) -> RouteRequest<'_> {
 fn chosen(route: &Route) -> (u16, f64, Why) {
     match route {
         Route::To { replica, cost, why } => (replica.0, *cost, *why),
-        Route::Park => (u16::MAX, f64::NAN, Why::Cost),
+        Route::Park | Route::Overloaded => (u16::MAX, f64::NAN, Why::Cost),
     }
 }
 
@@ -142,7 +143,7 @@ fn tracked_output_grows_and_fades_towards_the_expected_length() {
             0,
         );
         router.prefill_done(1);
-        router.generated(1, generated);
+        router.generated(1, generated, 0);
         let cost = chosen(&router.route(&request(16, &[]), 0)).1;
         assert_eq!(cost, 2.0 + decode, "osl {osl:?}, {generated} generated");
     }
@@ -161,7 +162,7 @@ fn tracked_output_grows_and_fades_towards_the_expected_length() {
             0,
         );
         router.prefill_done(id);
-        router.generated(id, 64);
+        router.generated(id, 64, 0);
     }
     assert_eq!(chosen(&router.route(&request(16, &[]), 0)).1, 2.0 + 4.0);
 }
@@ -293,12 +294,171 @@ fn sessions_stay_and_children_start_where_their_parent_is() {
 }
 
 #[test]
+fn a_request_that_moves_takes_its_load_and_its_session_along() {
+    let cfg = RouterConfig {
+        affinity_ttl_s: 60,
+        ..RouterConfig::default()
+    };
+    let mut router = router(cfg, 2);
+    let blocks = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+    let turn = RouteRequest {
+        session: Some("a"),
+        blocks: &blocks,
+        ..request(160, &[])
+    };
+    router.placed(1, &turn, ReplicaId(0), 0);
+    router.moved(1, ReplicaId(1), device(4), 0);
+    assert_eq!(
+        [ReplicaId(0), ReplicaId(1)].map(|at| router.active(at)),
+        [0, 1]
+    );
+    // 6 blocks are left to prefill there, and 10 are held.
+    let pinned = RouteRequest {
+        pinned: Some(ReplicaId(1)),
+        ..request(16, &[])
+    };
+    assert_eq!(
+        chosen(&router.route(&pinned, 0)).1,
+        7.0 + 10.0 + 1.0,
+        "the load is where the request is"
+    );
+    assert_eq!(chosen(&router.route(&turn, 0)).2, Why::Affinity);
+    assert_eq!(
+        chosen(&router.route(&turn, 0)).0,
+        1,
+        "and so is its session"
+    );
+    router.moved(9, ReplicaId(0), device(0), 0);
+    router.moved(1, ReplicaId(9), device(0), 0);
+    router.ended(1, 0);
+    assert_eq!(router.active(ReplicaId(1)), 0);
+}
+
+#[test]
+fn a_replica_over_a_limit_gets_nothing_and_without_another_the_request_is_refused() {
+    let overloads = [
+        Overload {
+            prefill_tokens: Some(100),
+            ..Overload::default()
+        },
+        Overload {
+            prefill_frac: Some(0.5),
+            ..Overload::default()
+        },
+        Overload {
+            decode_blocks: Some(0.1),
+            ..Overload::default()
+        },
+    ];
+    for overload in overloads {
+        let cfg = RouterConfig {
+            overload,
+            step_tokens: 200,
+            kv_blocks: vec![60, 60],
+            ..RouterConfig::default()
+        };
+        let mut router = router(cfg, 2);
+        let hot = [device(6), device(0)];
+        router.placed(1, &request(96, &[]), ReplicaId(0), 0);
+        assert_eq!(chosen(&router.route(&request(96, &hot), 0)).0, 0, "below");
+        router.placed(2, &request(16, &[]), ReplicaId(0), 0);
+        let route = router.route(&request(96, &hot), 0);
+        assert_eq!(chosen(&route).0, 1, "above: no candidate, {overload:?}");
+        router.placed(3, &request(160, &[]), ReplicaId(1), 0);
+        let route = router.route(&request(96, &hot), 0);
+        assert_eq!(route, Route::Overloaded, "{overload:?}");
+        router.ended(3, 0);
+        let huge = request(16_000, &hot);
+        assert_eq!(
+            chosen(&router.route(&huge, 0)).0,
+            1,
+            "an idle one takes anything"
+        );
+    }
+}
+
+#[test]
+fn parked_requests_are_ordered_by_tier_then_by_the_policy_and_age() {
+    let parts = |id, strict, jump_s, arrival_s, uncached_tokens| ParkedParts {
+        id,
+        strict,
+        jump_s,
+        arrival: arrival_s * SECOND,
+        uncached_tokens,
+    };
+    let waiting = [
+        parts(1, 0, 0.0, 10, 50),
+        parts(2, 0, 0.0, 11, 10),
+        parts(3, 0, 5.0, 14, 500),
+        parts(4, 1, 0.0, 19, 900),
+        parts(5, 0, -3.0, 12, 40),
+    ];
+    let order = |queue_order, aging_s, now_s: u64| {
+        let cfg = RouterConfig {
+            queue_order,
+            aging_s,
+            ..RouterConfig::default()
+        };
+        let router = Router::new(cfg, 1).expect("valid");
+        let mut ids: Vec<u64> = waiting.iter().map(|parts| parts.id).collect();
+        ids.sort_by_key(|&id| {
+            let at = usize::try_from(id).expect("small") - 1;
+            router.place_in_queue(&waiting[at], now_s * SECOND)
+        });
+        ids
+    };
+    assert_eq!(order(QueueOrder::Fcfs, 30.0, 20), [4, 3, 1, 2, 5]);
+    assert_eq!(order(QueueOrder::Wspt, 30.0, 20), [4, 2, 5, 1, 3]);
+    // After 30 s of waiting 1 is a tier up, level with 4.
+    assert_eq!(order(QueueOrder::Wspt, 30.0, 40), [1, 4, 2, 5, 3]);
+    assert_eq!(
+        order(QueueOrder::Wspt, 0.0, 40),
+        [4, 2, 5, 1, 3],
+        "no aging"
+    );
+}
+
+#[test]
+fn the_other_modes_look_at_no_cache() {
+    let run = |mode| {
+        let cfg = RouterConfig {
+            mode,
+            ..RouterConfig::default()
+        };
+        let mut router = router(cfg, 3);
+        let hot = [device(0), device(0), device(100)];
+        let mut got = [0_u32; 3];
+        for id in 0..300_u64 {
+            let draw = id.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17);
+            let new = RouteRequest {
+                draw,
+                ..request(16, &hot)
+            };
+            let at = chosen(&router.route(&new, 0)).0;
+            router.placed(id, &new, ReplicaId(at), 0);
+            router.prefill_done(id);
+            got[usize::from(at)] += 1;
+        }
+        got
+    };
+    assert_eq!(run(Mode::RoundRobin), [100, 100, 100]);
+    assert_eq!(run(Mode::LeastLoaded), [100, 100, 100]);
+    let random = run(Mode::Random);
+    assert!(random.iter().all(|n| (70..130).contains(n)), "{random:?}");
+    let two = run(Mode::PowerOfTwo);
+    assert!(two.iter().all(|n| (90..110).contains(n)), "{two:?}");
+}
+
+#[test]
 fn requests_nobody_ends_are_forgotten() {
     let mut router = router(RouterConfig::default(), 1);
     router.placed(1, &request(160, &[]), ReplicaId(0), 0);
     router.route(&request(16, &[]), 300 * SECOND);
     assert_eq!(router.active(ReplicaId(0)), 1);
+    router.generated(1, 5, 200 * SECOND);
     router.route(&request(16, &[]), 301 * SECOND);
+    assert_eq!(router.active(ReplicaId(0)), 1, "there was news of it");
+    router.route(&request(16, &[]), 501 * SECOND);
     assert_eq!(router.active(ReplicaId(0)), 0);
 }
 

@@ -8,6 +8,8 @@ use rootstock_tests::swarm::Swarm;
 
 /// Seeds of the fixed set.
 const SEEDS: u64 = 300;
+/// Seeds within which a planted fault has to be found.
+const PLANT_SEEDS: u64 = 1_000;
 
 fn seeds() -> Vec<u64> {
     match std::env::var("SIM_SEED")
@@ -55,12 +57,15 @@ fn every_world_of_the_swarm_keeps_all_promises() {
             total.pins_watched > 100,
             "and pins whose pages must be found"
         );
-        for phase in ["queued", "fetching", "prefill", "decode"] {
-            let count = total.asked_in.get(phase).copied().unwrap_or(0);
-            assert!(
-                count > 5,
-                "{count} requests were ended in phase {phase}: {total:?}"
-            );
+        for fault in ["abort", "stop string", "clock jump", "failed copy"] {
+            for phase in ["queued", "preempted", "fetching", "prefill", "decode"] {
+                let pair = format!("{fault} / {phase}");
+                let count = total.met.get(&pair).copied().unwrap_or(0);
+                assert!(count > 0, "nobody met {pair}: {total:?}");
+            }
+        }
+        for pair in ["failed step / prefill", "failed step / decode"] {
+            assert!(total.met.contains_key(pair), "nobody met {pair}");
         }
         for reason in [
             "Stop",
@@ -104,10 +109,23 @@ fn every_planted_fault_is_found() {
             Planted::EarlyCopy(2),
         ),
         ("a pin whose pages are forgotten", Planted::LostPin(2)),
+        ("a copy acknowledged twice", Planted::DoubledAck(3)),
+        ("a copy never acknowledged", Planted::LostAck(3)),
+        ("a result told twice", Planted::DoubledResult(20)),
+        ("a result never told", Planted::LostResult(20)),
+        ("tokens that do not arrive", Planted::LostEvent(10)),
+        ("tokens that arrive twice", Planted::DoubledEvent(10)),
+        ("a token changed on its way", Planted::ChangedToken(10)),
+        ("an abort that does not arrive", Planted::LostAbort(2)),
+        ("a request under a foreign salt", Planted::ForeignSalt(5)),
+        ("an end that does not arrive", Planted::LostFinal(5)),
     ];
     for (name, plant) in plants {
-        let found = (0..SEEDS).find(|&seed| run(Swarm::of(seed), plant).is_err());
+        let found = (0..PLANT_SEEDS).find(|&seed| run(Swarm::of(seed), plant).is_err());
         println!("{name}: found by seed {found:?}");
-        assert!(found.is_some(), "{name} was not found by {SEEDS} seeds");
+        assert!(
+            found.is_some(),
+            "{name} was not found by {PLANT_SEEDS} seeds"
+        );
     }
 }

@@ -24,8 +24,9 @@ pub struct CoreConfig {
     /// What no caller may exceed.
     #[serde(default)]
     pub limits: Limits,
-    /// Which replica a request goes to; without effect with one replica. `block_tokens`,
-    /// `step_tokens` and `seats` are taken from the cache and the scheduler.
+    /// Which replica a request goes to; with one replica only its thresholds have an effect.
+    /// `block_tokens`, `kv_blocks`, `step_tokens`, `seats` and `aging_s` are taken from the cache
+    /// and the scheduler.
     #[serde(default)]
     pub router: RouterConfig,
 }
@@ -98,6 +99,8 @@ impl CoreConfig {
             block_tokens: self.cache.page_tokens,
             step_tokens: self.scheduler.step_tokens,
             seats: self.scheduler.max_running,
+            aging_s: self.scheduler.aging_s,
+            kv_blocks: self.cache.device_pages.clone(),
             ..self.router.clone()
         }
     }
@@ -119,6 +122,7 @@ impl CoreConfig {
         if cache != scheduler {
             return Err(ConfigError::PageTokensDiffer { cache, scheduler });
         }
+        self.router().validate()?;
         let jump_s = self.limits.ceiling.jump_s;
         if jump_s.is_nan() || jump_s < 0.0 {
             return Err(ConfigError::Jump { jump_s });

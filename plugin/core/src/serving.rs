@@ -140,7 +140,9 @@ impl ServingCore {
             schedulers,
             ..
         } = self;
-        replicas.add(request, cache, schedulers, now)
+        let admission = replicas.add(request, cache, schedulers, now);
+        self.release(now);
+        admission
     }
 
     /// Ends a request at its caller's wish. False when it is unknown or has already ended.
@@ -157,6 +159,7 @@ impl ServingCore {
         let before = self.emits.len();
         self.emits.extend(emit);
         self.heard(before);
+        self.release(now);
         ended
     }
 
@@ -175,6 +178,7 @@ impl ServingCore {
         let before = self.emits.len();
         self.emits.extend(emit);
         self.heard(before);
+        self.release(now);
         ended
     }
 
@@ -216,6 +220,7 @@ impl ServingCore {
             scheduler.complete(&mut self.cache, step, output, now, &mut self.emits);
         }
         self.heard(before);
+        self.release(now);
     }
 
     /// Gives up a step that failed: its requests end as failed, their pages come back, nothing of
@@ -227,6 +232,7 @@ impl ServingCore {
             scheduler.fail_step(&mut self.cache, step, now, &mut self.emits);
         }
         self.heard(before);
+        self.release(now);
     }
 
     /// Takes the acknowledgement of a copy.
@@ -270,6 +276,7 @@ impl ServingCore {
     pub fn tick(&mut self, now: Nanos) {
         self.input(now, || Entry::Tick(now));
         self.cache.tick(now);
+        self.release(now);
     }
 
     /// Carries out a verb on cached content. An importance above the configured ceiling is lowered
@@ -402,7 +409,12 @@ impl ServingCore {
     /// [`ServingCore::tick`] and schedule then, even without traffic. None: nothing will.
     pub fn due_at(&self) -> Option<Nanos> {
         let requests = self.schedulers.iter().filter_map(Scheduler::due_at).min();
-        requests.into_iter().chain(self.cache.due_at()).min()
+        let parked = self.replicas.is_due().then_some(self.latest);
+        let due = requests
+            .into_iter()
+            .chain(self.cache.due_at())
+            .chain(parked);
+        due.min()
     }
 
     /// Name of the phase of a live request, for people and tests.
@@ -421,6 +433,13 @@ impl ServingCore {
     /// True when no request is live, waiting ones included.
     pub fn is_idle(&self) -> bool {
         self.schedulers.iter().all(Scheduler::is_idle)
+    }
+
+    /// Places parked requests where load has become less. Only at the end of an input: a request
+    /// may go to a replica that was asked for a plan before.
+    fn release(&mut self, now: Nanos) {
+        self.replicas
+            .release(&self.cache, &mut self.schedulers, now);
     }
 
     /// Tells router and journal which events a call has added.

@@ -9,6 +9,8 @@ use crate::kv_events::publisher::Settings;
 use crate::options::{
     CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName, WriteName,
 };
+use crate::router_options;
+use rootstock::RouterConfig;
 
 const MIB: u64 = 1 << 20;
 
@@ -52,6 +54,8 @@ pub struct Config {
     pub storage_mib: u64,
     /// Engines over the same weights.
     pub replicas: u16,
+    /// Which of them a request goes to.
+    pub router: RouterConfig,
     /// Tokens of a KV page.
     pub page_tokens: u32,
     /// Element type of the KV cache.
@@ -177,6 +181,7 @@ impl Config {
             storage: options.storage.clone(),
             storage_mib: options.storage_mib.unwrap_or(STORAGE_MIB),
             replicas,
+            router: router_options::router_config(options),
             page_tokens: options.page_size.unwrap_or(16),
             kv_dtype: options.kv_dtype.unwrap_or(KvDtypeName::F16),
             max_running: options.max_running.unwrap_or(64),
@@ -262,6 +267,7 @@ impl Config {
             max_body_mib: Some(self.http.max_body_bytes >> 20),
             read_timeout_s: Some(self.http.read_timeout_s),
             drain_timeout_s: Some(self.http.drain_timeout_s),
+            ..router_options::router_flags(&self.router)
         }
     }
 }
@@ -313,6 +319,15 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("pin-budget", options.pin_budget, 0.0, 1.0)?;
     in_range("storage-mib", options.storage_mib, 1, 1 << 30)?;
     in_range("replicas", options.replicas, 1, 64)?;
+    for (option, value, low, high) in router_options::ranges(options) {
+        in_range(option, value, low, high)?;
+    }
+    in_range(
+        "router-session-affinity-ttl-secs",
+        options.router_session_affinity_ttl_secs,
+        1,
+        31_536_000,
+    )?;
     in_range("page-size", options.page_size, 1, 1024)?;
     in_range("max-running", options.max_running, 1, 4096)?;
     in_range("max-queue", options.max_queue, 1, 1 << 20)?;

@@ -7,10 +7,12 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use rootstock::RouteStats;
 use rootstock::memory::{StoreStats, TierId};
 use rootstock::radix::{CacheStats, TierStats};
 use rootstock_engine::service::{Histogram, Stats};
 
+use crate::chat::ahead::AheadStats;
 use crate::kv_events::publisher::PublisherState;
 
 /// Writes all of it.
@@ -20,12 +22,14 @@ use crate::kv_events::publisher::PublisherState;
 pub(crate) fn encode(
     mut to: DescriptorEncoder<'_>,
     stats: &Stats,
+    ahead: &AheadStats,
     publisher: Option<&PublisherState>,
 ) -> Result<(), fmt::Error> {
     let to = &mut to;
     if let Some(publisher) = publisher {
         kv_events(to, publisher)?;
     }
+    speculative(to, ahead)?;
     counter(to, "steps", "Steps computed", stats.steps)?;
     counter(
         to,
@@ -73,6 +77,14 @@ pub(crate) fn encode(
         help,
         sum(|stats| stats.running.into()),
     )?;
+    let help = "Waiting requests that the router has no replica for yet";
+    gauge(
+        to,
+        "parked_requests",
+        help,
+        sum(|stats| stats.parked.into()),
+    )?;
+    routes(to, &core.routes)?;
     tiers(to, &core.cache)?;
     if let Some(store) = &stats.store {
         storage(to, store)?;
@@ -106,6 +118,44 @@ fn storage(to: &mut DescriptorEncoder<'_>, store: &StoreStats) -> Result<(), fmt
     counter(to, "storage_timeouts", help, store.timeouts)?;
     let help = "Bytes in the store, as far as this server knows";
     gauge(to, "storage_bytes", help, store.bytes)
+}
+
+/// How requests found their replica.
+fn routes(to: &mut DescriptorEncoder<'_>, stats: &RouteStats) -> Result<(), fmt::Error> {
+    let help = "Requests placed by the router, by reason";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("routed_requests", help, None, counter_type)?;
+    let reasons = [
+        ("cost", stats.by_cost),
+        ("affinity", stats.by_affinity),
+        ("idle", stats.to_idle),
+        ("taken_over", stats.moved),
+    ];
+    for (reason, value) in reasons {
+        ConstCounter::new(value).encode(family.encode_family(&[("reason", reason)])?)?;
+    }
+    let help = "Requests that had to wait for a replica below the queue threshold";
+    counter(to, "router_parked_requests", help, stats.parked)?;
+    let help = "Requests refused because every replica was over a limit";
+    counter(to, "router_refused_requests", help, stats.overloaded)
+}
+
+/// Speculative prefill.
+fn speculative(to: &mut DescriptorEncoder<'_>, ahead: &AheadStats) -> Result<(), fmt::Error> {
+    let help = "Prompts computed ahead of their turn";
+    counter(to, "speculative_requests", help, ahead.started)?;
+    let help = "Turns whose next prompt was cached already, so that nothing was computed ahead";
+    counter(to, "speculative_cached_already", help, ahead.cached_already)?;
+    let help = "Turns that wanted the next prompt computed ahead and went without";
+    counter(to, "speculative_skipped", help, ahead.skipped)?;
+    let help = "Prompts computed ahead that were cut short by their turn or by client work";
+    counter(to, "speculative_cancelled", help, ahead.cancelled)?;
+    let help = "Tokens computed ahead";
+    counter(to, "speculative_warmed_tokens", help, ahead.warmed_tokens)?;
+    let help = "Tokens computed ahead that their turn found";
+    counter(to, "speculative_used_tokens", help, ahead.used_tokens)?;
+    let help = "Tokens computed ahead that were never found, or whose turn came too early";
+    counter(to, "speculative_wasted_tokens", help, ahead.wasted_tokens)
 }
 
 fn kv_events(to: &mut DescriptorEncoder<'_>, state: &PublisherState) -> Result<(), fmt::Error> {

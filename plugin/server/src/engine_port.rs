@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use rootstock::radix::{Hints, NamespaceKey, TenantId, Token};
-use rootstock::scheduler::SamplingParams;
+use rootstock::scheduler::{CachedTokens, SamplingParams};
 use rootstock_engine::constrained::{GrammarError, GrammarMaker};
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::history::History;
@@ -25,6 +25,7 @@ pub use rootstock_engine::history::AnswerPlace;
 pub use rootstock_engine::service::Event;
 
 use crate::control::memory::Memory;
+use crate::chat::ahead::{Ahead, Claim};
 use crate::control::sessions::Sessions;
 use crate::control::why::{Asked, Finding};
 use crate::engine_metrics;
@@ -93,6 +94,7 @@ pub struct Engine {
     kv_events: Option<Publisher>,
     sessions: Sessions,
     memory: Arc<Memory>,
+    ahead: Arc<Ahead>,
 }
 
 impl fmt::Debug for Engine {
@@ -155,6 +157,7 @@ impl Engine {
             kv_events: None,
             sessions: Sessions::new(SESSIONS_MAX, SESSION_TOKENS_MAX),
             memory: Arc::default(),
+            ahead: Arc::default(),
         })
     }
 
@@ -178,6 +181,11 @@ impl Engine {
     /// What explains misses.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// What is computed ahead for turns to come.
+    pub fn ahead(&self) -> &Ahead {
+        &self.ahead
     }
 
     /// The last prompts of sessions.
@@ -234,6 +242,7 @@ impl Engine {
             self.sessions
                 .note(job.salt.as_deref(), session, &job.tokens);
         }
+        let claim = self.ahead.arrived(job.salt.as_deref(), &job.tokens);
         let why = self.why(&job).await;
         let submission = Submission {
             min_tokens: job.min_tokens,
@@ -250,7 +259,8 @@ impl Engine {
             .submit_async(submission)
             .await
             .map_err(refusal)?;
-        Ok(Ticket { ticket, why })
+        let claim = claim.map(|claim| (Arc::clone(&self.ahead), claim));
+        Ok(Ticket { ticket, why, claim })
     }
 
     /// What of the prompt is cached now, and why not more.
@@ -332,9 +342,18 @@ impl Engine {
 pub struct Ticket {
     ticket: rootstock_engine::service::Ticket,
     why: Option<Finding>,
+    /// What was computed ahead for it.
+    claim: Option<(Arc<Ahead>, Claim)>,
 }
 
 impl Ticket {
+    /// The answer has begun, with so much of its prompt cached.
+    pub fn started(&self, cached: CachedTokens) {
+        if let Some((ahead, claim)) = &self.claim {
+            ahead.used(*claim, cached);
+        }
+    }
+
     /// The events of the answer.
     pub fn events(&self) -> flume::Receiver<Event> {
         self.ticket.events.clone()
@@ -419,7 +438,8 @@ impl EngineCollector {
 impl Collector for EngineCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let publisher = self.0.kv_events.as_ref().map(Publisher::state);
-        engine_metrics::encode(encoder, &self.0.service.stats(), publisher.as_ref())
+        let (stats, ahead) = (self.0.service.stats(), self.0.ahead.stats());
+        engine_metrics::encode(encoder, &stats, &ahead, publisher.as_ref())
     }
 }
 

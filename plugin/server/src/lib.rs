@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod options;
 mod progress;
 pub mod replay;
+mod router_options;
 pub mod serve;
 
 /// The HTTP side that knows nothing of models.
@@ -48,6 +49,7 @@ pub mod anthropic {
 
 /// What the chat APIs share.
 pub mod chat {
+    pub mod ahead;
     pub mod conversation;
     pub mod stream;
     pub mod work;

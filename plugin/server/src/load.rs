@@ -243,6 +243,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
             read_timeout: STORAGE_PATIENCE,
         }),
         replicas: config.replicas,
+        router: config.router.clone(),
         page_size: config.page_tokens,
         kv_dtype: match config.kv_dtype {
             KvDtypeName::F32 => KvDtype::F32,

@@ -11,6 +11,8 @@ use clap::ValueEnum;
 use rootstock::hints::Compat;
 use serde::{Deserialize, Serialize};
 
+use crate::router_options::{AffinityName, RouterModeName, RouterQueueName};
+
 /// Declares the struct together with `or`, so that no option can be forgotten in the layering.
 macro_rules! options {
     ($( $(#[$meta:meta])* $name:ident: $kind:ty, )*) => {
@@ -69,6 +71,68 @@ options! {
     /// Engines over the same weights and the same host tier [default: 1]
     #[arg(long, env = "ROOTSTOCK_REPLICAS", value_name = "COUNT")]
     replicas: u16,
+    /// How a replica is chosen [default: kv]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_MODE", value_name = "MODE")]
+    router_mode: RouterModeName,
+    /// Worth of a block cached on a replica, in blocks to prefill [default: 1]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_KV_OVERLAP_SCORE_CREDIT", value_name = "CREDIT")]
+    router_kv_overlap_score_credit: f64,
+    /// How fast that worth decays with prefill load above the least loaded replica [default: 0]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", value_name = "DECAY")]
+    router_kv_overlap_score_credit_decay: f64,
+    /// Weight of prefill against decode [default: 1]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_PREFILL_LOAD_SCALE", value_name = "SCALE")]
+    router_prefill_load_scale: f64,
+    /// Worth of a block on the host tier, 0 to 1 [default: 0.75]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_HOST_CACHE_HIT_WEIGHT", value_name = "WEIGHT")]
+    router_host_cache_hit_weight: f64,
+    /// Worth of a block in the storage tier, 0 to 1 [default: 0.25]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_DISK_CACHE_HIT_WEIGHT", value_name = "WEIGHT")]
+    router_disk_cache_hit_weight: f64,
+    /// Cost of each request under way, in blocks [default: 0]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", value_name = "WEIGHT")]
+    router_decode_active_request_weight: f64,
+    /// 0 takes the least cost; above, requests spread [default: 0]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_TEMPERATURE", value_name = "TEMPERATURE")]
+    router_temperature: f64,
+    /// A replica with more prompt tokens to compute than this times --step-tokens is busy, and while
+    /// all are, requests wait for the first that is not; an idle replica never is
+    /// [default: nobody is ever busy]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_QUEUE_THRESHOLD", value_name = "FACTOR")]
+    router_queue_threshold: f64,
+    /// Order of those who wait so [default: fcfs]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_QUEUE_POLICY", value_name = "POLICY")]
+    router_queue_policy: RouterQueueName,
+    /// Count the KV blocks of requests under way [default: true]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_TRACK_ACTIVE_BLOCKS", value_name = "BOOL")]
+    router_track_active_blocks: bool,
+    /// Count their prompt tokens until they are computed [default: true]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_TRACK_PREFILL_TOKENS", value_name = "BOOL")]
+    router_track_prefill_tokens: bool,
+    /// Count their output as it grows, fading towards agent_hints.osl [default: false]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_TRACK_OUTPUT_BLOCKS", value_name = "BOOL")]
+    router_track_output_blocks: bool,
+    /// Seconds for which an idle session keeps its replica [default: no affinity]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_SESSION_AFFINITY_TTL_SECS", value_name = "SECONDS")]
+    router_session_affinity_ttl_secs: u32,
+    /// What a session does while its replica is busy: wait (hard) or go elsewhere (soft)
+    /// [default: hard]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_SESSION_AFFINITY_MODE", value_name = "MODE")]
+    router_session_affinity_mode: AffinityName,
+    /// Seconds without news after which a request no longer counts as load; 0 is never
+    /// [default: 300]
+    #[arg(long, env = "ROOTSTOCK_ROUTER_REQUEST_EXPIRY_SECS", value_name = "SECONDS")]
+    router_request_expiry_secs: u32,
+    /// A replica of whose KV cache more than this share is in use gets nothing more; when all are
+    /// so, the answer is 429 [default: no limit]
+    #[arg(long, env = "ROOTSTOCK_ACTIVE_DECODE_BLOCKS_THRESHOLD", value_name = "SHARE")]
+    active_decode_blocks_threshold: f64,
+    /// The same for prompt tokens to compute [default: no limit]
+    #[arg(long, env = "ROOTSTOCK_ACTIVE_PREFILL_TOKENS_THRESHOLD", value_name = "TOKENS")]
+    active_prefill_tokens_threshold: u32,
+    /// The same, as a multiple of --step-tokens [default: no limit]
+    #[arg(long, env = "ROOTSTOCK_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", value_name = "FACTOR")]
+    active_prefill_tokens_threshold_frac: f64,
     /// Tokens of a KV page [default: 16]
     #[arg(long, env = "ROOTSTOCK_PAGE_SIZE", value_name = "TOKENS")]
     page_size: u32,
@@ -347,6 +411,9 @@ mod tests {
         same::<CompatName>();
         same::<KvDtypeName>();
         same::<IsaName>();
+        same::<RouterModeName>();
+        same::<RouterQueueName>();
+        same::<AffinityName>();
     }
 
     #[test]

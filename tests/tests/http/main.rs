@@ -9,6 +9,7 @@
     reason = "tests stop at the first surprise and say what they skipped"
 )]
 
+mod ahead;
 mod anthropic;
 mod broken;
 mod client;

@@ -60,7 +60,7 @@ pub(crate) struct ParrotSetup {
     /// Where cache events go.
     pub(crate) feed: Option<Feed>,
     /// The chat template, where it is not that of ChatML.
-    pub(crate) template: Option<&'static str>,
+    pub(crate) template: Option<String>,
 }
 
 impl Default for ParrotSetup {
@@ -85,7 +85,7 @@ impl Default for ParrotSetup {
 impl Server {
     /// A server that repeats its prompts.
     pub(crate) fn parrot(setup: ParrotSetup) -> Server {
-        let model = match setup.template {
+        let model = match &setup.template {
             Some(template) => TinyModel::with_template(template),
             None => TinyModel::without_weights(),
         };

@@ -53,7 +53,7 @@ Answer with <tool_call> to call one.<|im_end|>
 fn server(pages: u32, policy: PolicyKind) -> Server {
     Server::parrot(ParrotSetup {
         pages,
-        template: Some(TEMPLATE),
+        template: Some(TEMPLATE.to_owned()),
         service: ServiceConfig {
             page_size: 16,
             policy,

@@ -122,6 +122,8 @@ pub struct ServiceConfig {
     pub free_copies: bool,
     /// Engines over the same weights and the same host tier.
     pub replicas: u16,
+    /// Which of them a request goes to; sizes are taken from the other settings.
+    pub router: RouterConfig,
     /// Tokens a page.
     pub page_size: u32,
     /// Element type of K and V.
@@ -176,6 +178,7 @@ impl Default for ServiceConfig {
             write_policy: WritePolicy::default(),
             free_copies: false,
             replicas: 1,
+            router: RouterConfig::default(),
             page_size: 16,
             kv_dtype: KvDtype::F16,
             threads: None,
@@ -316,7 +319,7 @@ impl ServiceConfig {
             limits: Limits {
                 ceiling: self.ceiling,
             },
-            router: RouterConfig::default(),
+            router: self.router.clone(),
         }
     }
 }

@@ -14,7 +14,7 @@ use rootstock::ServingCore;
 use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, StoreEngine};
 use rootstock::radix::{FlushRefused, NamespaceKey};
 use rootstock::scheduler::{
-    Admission, Emit, FailKind, FinishReason, NewRequest, RequestId, StepPlan,
+    Admission, Class, Emit, FailKind, FinishReason, NewRequest, RequestId, StepPlan,
 };
 
 use super::Shared;
@@ -239,7 +239,7 @@ impl CoreThread {
         };
         let label = self.next_label;
         self.next_label += 1;
-        let grammar = submission.grammar;
+        let (grammar, class) = (submission.grammar, submission.class);
         let admission = self.core.namespace(&key).map(|ns| {
             let request = NewRequest {
                 tenant: submission.tenant,
@@ -251,7 +251,7 @@ impl CoreThread {
                 ignore_eos: submission.ignore_eos,
                 sampling: submission.sampling,
                 hints: submission.hints,
-                class: submission.class,
+                class,
                 deadline: submission.patience.map(|patience| {
                     let wait = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
                     now.saturating_add(wait)
@@ -262,13 +262,14 @@ impl CoreThread {
         });
         let answer = match admission {
             Ok(Admission::Admitted(request)) => {
-                self.stats.admitted += 1;
+                self.stats.admitted += u64::from(class == Class::Client);
                 // A wish that came before the request was live has to be looked at again.
                 if control.wish().is_some() {
                     self.shared.wishes.fetch_add(1, Ordering::AcqRel);
                 }
                 self.shared.begin(request, grammar.as_ref());
-                self.live.insert(label, Live::new(request, events, control));
+                self.live
+                    .insert(label, Live::new(request, events, control, class));
                 Ok(())
             }
             Ok(Admission::Deferred {

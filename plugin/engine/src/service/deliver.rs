@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rootstock::memory::Nanos;
-use rootstock::scheduler::{Emit, FinishReason, RequestId, Usage};
+use rootstock::scheduler::{Class, Emit, FinishReason, RequestId, Usage};
 
 use super::core_thread::CoreThread;
 use super::request::{Control, Event};
+use super::stats::Stats;
 
 /// A request without its final event yet.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) request: RequestId,
     pub(super) control: Arc<Control>,
+    /// Not a client's: nothing of it is counted.
+    speculative: bool,
     events: flume::Sender<Event>,
     first_token: Option<Nanos>,
     tokens: u64,
@@ -24,10 +27,12 @@ impl Live {
         request: RequestId,
         events: flume::Sender<Event>,
         control: Arc<Control>,
+        class: Class,
     ) -> Self {
         Self {
             request,
             control,
+            speculative: class == Class::Speculative,
             events,
             first_token: None,
             tokens: 0,
@@ -65,14 +70,19 @@ impl CoreThread {
     fn event_of(&mut self, emit: Emit, now: Nanos) -> Option<(flume::Sender<Event>, Event)> {
         let label = emit.label();
         let live = self.live.get_mut(&label)?;
+        let mut uncounted = Stats::default();
+        let stats = match live.speculative {
+            true => &mut uncounted,
+            false => &mut self.stats,
+        };
         let event = match emit {
             Emit::Started {
                 cached,
                 prompt_tokens,
                 ..
             } => {
-                self.stats.prompt_tokens += u64::from(prompt_tokens);
-                self.stats.cached.add(cached);
+                stats.prompt_tokens += u64::from(prompt_tokens);
+                stats.cached.add(cached);
                 Event::Started {
                     cached,
                     prompt_tokens,
@@ -81,19 +91,19 @@ impl CoreThread {
             Emit::Tokens {
                 tokens, logprobs, ..
             } => {
-                self.stats.generated_tokens += tokens.len() as u64;
+                stats.generated_tokens += tokens.len() as u64;
                 live.tokens += tokens.len() as u64;
                 live.first_token.get_or_insert(now);
                 Event::Tokens { tokens, logprobs }
             }
             Emit::Final { reason, usage, .. } => {
-                self.stats.finished.count(reason);
-                self.stats.queue_s.observe(usage.queue_ns);
+                stats.finished.count(reason);
+                stats.queue_s.observe(usage.queue_ns);
                 if let Some(ttft) = usage.ttft_ns {
-                    self.stats.ttft_s.observe(ttft);
+                    stats.ttft_s.observe(ttft);
                 }
                 if let (Some(first), 2..) = (live.first_token, live.tokens) {
-                    self.stats
+                    stats
                         .tpot_s
                         .observe(now.saturating_sub(first) / (live.tokens - 1));
                 }

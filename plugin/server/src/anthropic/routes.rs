@@ -86,7 +86,8 @@ fn read_work(
 ) -> Result<(Work, Vec<(u32, Ttl)>), ApiError> {
     let fields = Fields::root(body)?;
     let ask = read_ask(&fields)?;
-    let talk = read_talk(&fields, app.strip_preamble)?;
+    let mut talk = read_talk(&fields, app.strip_preamble)?;
+    talk.thoughts_come_back = true;
     let parsed = read_hints(app, body, headers);
     let work = Work::of_talk(&app.engine, ask, parsed, &talk, "messages")?;
     let tokens = work.prompts.first().map_or(&[][..], |prompt| &prompt.marks);

@@ -27,6 +27,8 @@ pub struct Conversation {
     pub prefill: Option<String>,
     /// Prefixes that the caller wants to be kept.
     pub marks: Vec<Mark>,
+    /// Whether clients of this API send thoughts back with the answers they belong to.
+    pub thoughts_come_back: bool,
 }
 
 /// A function that the model may call.

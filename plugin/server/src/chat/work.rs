@@ -8,6 +8,7 @@ use serde_json::Value;
 use axum::http::HeaderMap;
 
 use crate::app::App;
+use crate::chat::ahead::NextTurn;
 use crate::chat::conversation::Conversation;
 use crate::control::in_request;
 use crate::control::why::Finding;
@@ -34,6 +35,8 @@ pub struct Work {
     pub grammar: Option<Grammar>,
     /// The field of the body that the prompt comes from.
     pub prompt_field: &'static str,
+    /// The conversation, where the next turn's prompt is to be computed ahead.
+    pub next: Option<Conversation>,
 }
 
 impl Work {
@@ -55,9 +58,11 @@ impl Work {
         let marks = talk.marks.iter().zip(&prompt.marks);
         let pins = marks.map(|(mark, tokens)| (*tokens, mark.ttl));
         parsed.hints.pins.extend(pins);
+        let ahead = parsed.hints.speculate && ask.n == 1;
         Ok(Work {
             rules: rules(engine, talk, &prompt),
             grammar,
+            next: ahead.then(|| talk.clone()),
             ask,
             parsed,
             prompts: vec![prompt],
@@ -93,7 +98,17 @@ impl Work {
             .prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(prompt.end, n));
-        Turn::new(engine, places.collect())
+        let next = self.next.as_ref().zip(self.prompts.first());
+        let next = next.map(|(talk, prompt)| NextTurn {
+            thoughts_come_back: talk.thoughts_come_back
+                || talk
+                    .messages
+                    .iter()
+                    .any(|message| message.get("reasoning_content").is_some()),
+            talk: talk.clone(),
+            job: self.job(prompt, 1),
+        });
+        Turn::new(engine, places.collect(), next)
     }
 
     /// `n` jobs for one prompt. The first has the caller's seed, the others follow it.
@@ -115,10 +130,22 @@ impl Work {
                 }
             })?;
         let max_tokens = self.ask.max_tokens.unwrap_or(room).min(room);
+        let job = self.job(prompt, max_tokens);
+        let jobs = (0..self.ask.n).map(|index| {
+            let mut job = job.clone();
+            job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
+            job
+        });
+        Ok(PromptJobs {
+            jobs: jobs.collect(),
+        })
+    }
+
+    fn job(&self, prompt: &Prompt, max_tokens: u32) -> Job {
         let mut hints = self.parsed.hints.clone();
         hints.spans.clone_from(&prompt.spans);
         let constrained = self.grammar.is_some();
-        let job = Job {
+        Job {
             tokens: prompt.tokens.clone(),
             max_tokens,
             // A grammar that is at its end has nothing to go on with.
@@ -135,15 +162,7 @@ impl Work {
             grammar: self.grammar.clone(),
             hints,
             salt: self.parsed.salt.clone(),
-        };
-        let jobs = (0..self.ask.n).map(|index| {
-            let mut job = job.clone();
-            job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
-            job
-        });
-        Ok(PromptJobs {
-            jobs: jobs.collect(),
-        })
+        }
     }
 }
 

@@ -333,6 +333,9 @@ impl Generation {
                 cached,
                 prompt_tokens,
             }) => {
+                if let Some(ticket) = &choice.ticket {
+                    ticket.started(cached);
+                }
                 choice.usage.cached = cached;
                 choice.usage.prompt_tokens = prompt_tokens;
                 choice.usage.queue_ns = nanos_since(choice.submitted);

@@ -106,6 +106,7 @@ impl Order {
         };
         if let Some(tokens) = usable_token_data(&work.parsed, vocab) {
             work.prompts = vec![Prompt::of_tokens(tokens)];
+            work.next = None;
         }
         let choices = u32::try_from(work.prompts.len())
             .unwrap_or(u32::MAX)
@@ -250,6 +251,7 @@ fn plain_work(
         rules: Rules::default(),
         grammar: None,
         prompt_field,
+        next: None,
     }
 }
 

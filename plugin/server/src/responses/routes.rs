@@ -169,6 +169,7 @@ fn read_work(
     }
     talk.messages.extend(messages.iter().cloned());
     talk.canonical_ids();
+    talk.thoughts_come_back = true;
     let stores = fields.flag("store")?.unwrap_or(true);
     let salt = parsed.salt.clone();
     let include = fields.list("include")?.unwrap_or_default();
