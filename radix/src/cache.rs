@@ -50,6 +50,8 @@ pub struct PrefixCache {
     pub(crate) pins_yielded: u64,
     /// Only with `max_events`.
     pub(crate) events: Option<Events>,
+    /// Changes of what is cached.
+    pub(crate) revision: u64,
     pub(crate) namespaces: Namespaces,
     /// Counts uses; recency is this number.
     pub(crate) clock: u64,
@@ -120,6 +122,7 @@ impl PrefixCache {
             max_copies: config.max_copies as usize,
             layers: config.layers,
             pins_yielded: 0,
+            revision: 0,
             events: (config.max_events > 0).then(|| Events::new(config.max_events)),
             namespaces: Namespaces::new(config.max_namespaces),
             clock: 0,

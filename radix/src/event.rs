@@ -139,6 +139,12 @@ impl Events {
 }
 
 impl PrefixCache {
+    /// Grows whenever pages become matchable in a tier or go from one: while it stays, a probe gives
+    /// what it gave before.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// Appends the events since the last call.
     pub fn drain_events(&mut self, out: &mut Vec<KvEvent>) {
         if let Some(events) = &mut self.events {
@@ -196,6 +202,7 @@ impl PrefixCache {
 
     /// The last `count` pages of a node are in a tier now.
     pub(crate) fn tell_stored(&mut self, tier: usize, at: u32, count: u32) {
+        self.revision += 1;
         if self.events.is_some() {
             let event = self.stored_event(tier, at, count);
             if let (Some(events), Some(event)) = (&mut self.events, event) {
@@ -206,6 +213,7 @@ impl PrefixCache {
 
     /// The pages of a node from `keep` on go from a tier. Called before they do.
     pub(crate) fn tell_removed(&mut self, tier: usize, at: u32, keep: u32) {
+        self.revision += 1;
         let tier = self.event_tier(tier);
         let Some(events) = &mut self.events else {
             return;
@@ -219,6 +227,7 @@ impl PrefixCache {
 
     /// Every tier is empty now, and that is all there is to tell.
     pub(crate) fn tell_cleared(&mut self) {
+        self.revision += 1;
         let tiers: Vec<EventTier> = (0..self.tiers.len())
             .map(|at| self.event_tier(at))
             .collect();

@@ -31,10 +31,6 @@ use crate::step::StepPlan;
 const TRIES_MAX: u32 = 16;
 /// Waiting requests that may be considered in one step.
 const SEEN_MAX: usize = 64;
-/// First of the queue that are looked up in the cache each step.
-const PROBE_HEAD: usize = 4;
-/// Others of the queue that are looked up in the cache each step.
-const PROBE_ROUND: usize = 8;
 
 impl Scheduler {
     /// The next step, or None: nothing can run now, or `max_in_flight` steps are out. With nothing
@@ -64,6 +60,7 @@ impl Scheduler {
             return None;
         }
         self.shed_idle_work(cx);
+        self.open_gate(cx.cache, now);
         self.reorder(cx.cache, now);
         self.turned_away = None;
         let tier = device(self.cfg.replica);
@@ -119,7 +116,7 @@ impl Scheduler {
         while let Some(id) = self.queue.pop_aged(now) {
             self.enqueue(id, now);
         }
-        for id in self.queue.take_probes(PROBE_HEAD, PROBE_ROUND) {
+        for id in self.take_rematch(cache) {
             let found = self.probe(cache, &self.live[&id]);
             let live = self
                 .live

@@ -22,7 +22,7 @@ impl Scheduler {
         if !self.queue.is_consistent() {
             return Err(Corruption::new("scheduler", "the sets of the queue differ"));
         }
-        let waiting = self.queue.len() + self.aside.len();
+        let waiting = self.queue.len() + self.aside.len() + self.held_places.len();
         let members = waiting + self.running.len() + self.draining.len();
         if members != self.live.len() {
             let detail = format!("{members} requests in sets, {} live", self.live.len());
@@ -34,6 +34,11 @@ impl Scheduler {
         if !speculative.map(|live| &live.id).eq(&self.speculative) {
             return Err(Corruption::new("scheduler", "speculative requests differ"));
         }
+        let held = self.held_places.len();
+        if self.held.len() != held || self.held_until.len() != held {
+            return Err(Corruption::new("scheduler", "the sets of the held differ"));
+        }
+        self.programs.check()?;
         if self.running.len() > self.cfg.max_running as usize {
             let detail = format!(
                 "{} running, {} seats",
@@ -50,7 +55,14 @@ impl Scheduler {
     fn check_live(&self, cache: &PrefixCache, live: &Live) -> Result<(), Corruption> {
         let id = live.id;
         let at_home = match &live.phase {
-            Phase::Queued => self.queue.contains(id) != self.aside.contains(&id),
+            Phase::Queued => {
+                let places = [
+                    self.queue.contains(id),
+                    self.aside.contains(&id),
+                    self.held_places.contains_key(&id),
+                ];
+                places.into_iter().filter(|&is_there| is_there).count() == 1
+            }
             Phase::Preempted => self.queue.contains(id),
             Phase::Running(_) | Phase::Fetching(_) => self.running.contains(&id),
             Phase::Draining(rest) => self.draining.contains(&id) && !rest.flight.is_empty(),

@@ -65,6 +65,10 @@ pub struct SchedulerConfig {
     /// Milliseconds a step should take, by what was learned from the steps so far; 0 leaves
     /// `step_tokens` alone. A step computes a page of prompt at least, `step_tokens` at most.
     pub target_step_ms: u32,
+    /// Seconds for which a request waits at most when the programs under way do not fit the cache
+    /// together, so that those inside are kept whole; 0 is off. Programs are those of
+    /// `hints.program`; requests without one are not held.
+    pub program_wait_s: f64,
     /// Whether tenants share admissions of a tier evenly, by uncached prompt tokens. Not in
     /// `Fcfs` and `DfsWeight`.
     pub fair_shares: bool,
@@ -90,6 +94,7 @@ impl Default for SchedulerConfig {
             copy_ns: 1_000_000,
             copy_ns_per_page: 100_000,
             target_step_ms: 0,
+            program_wait_s: 0.0,
             fair_shares: true,
         }
     }
@@ -121,6 +126,11 @@ impl SchedulerConfig {
                 aging_s: self.aging_s,
             });
         }
+        if !(0.0..=1e9).contains(&self.program_wait_s) {
+            return Err(ConfigError::ProgramWait {
+                program_wait_s: self.program_wait_s,
+            });
+        }
         Ok(())
     }
 }
@@ -140,6 +150,12 @@ pub enum ConfigError {
     ModelLen {
         /// The value.
         max_model_len: u32,
+    },
+    /// Not a duration either.
+    #[error("program_wait_s is {program_wait_s}; 0 (off) to 1e9 seconds are possible")]
+    ProgramWait {
+        /// The value.
+        program_wait_s: f64,
     },
     /// Not a duration.
     #[error("aging_s is {aging_s}; 0 (off) to 1e9 seconds are possible")]

@@ -10,6 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use rootstock_memory::Nanos;
 use rootstock_radix::{NamespaceId, Token};
@@ -32,19 +33,20 @@ struct Node {
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     nodes: BTreeMap<u64, Node>,
-    paths: BTreeMap<RequestId, (Nanos, Vec<u64>)>,
+    paths: BTreeMap<RequestId, (Nanos, Arc<[u64]>)>,
     /// Path of the request that started last: its groups are finished first.
-    served: Vec<u64>,
+    served: Arc<[u64]>,
 }
 
 const ROOT: u64 = 0;
 
 impl Groups {
     /// Adds a request, unless it is in.
-    pub(crate) fn insert(&mut self, id: RequestId, arrival: Nanos, path: Vec<u64>) {
+    pub(crate) fn insert(&mut self, id: RequestId, arrival: Nanos, path: &Arc<[u64]>) {
         if self.paths.contains_key(&id) {
             return;
         }
+        let path = Arc::clone(path);
         self.change_weights(&path, |weight| weight + 1);
         let last = path.last().copied().unwrap_or(ROOT);
         self.nodes
@@ -70,7 +72,7 @@ impl Groups {
     /// A request starts: its groups go on.
     pub(crate) fn serve(&mut self, id: RequestId) {
         if let Some((_, path)) = self.paths.get(&id) {
-            self.served.clone_from(path);
+            self.served = Arc::clone(path);
         }
     }
 
@@ -79,8 +81,13 @@ impl Groups {
     /// # Cost
     /// O(limit) nodes: every node visited leads to a request.
     pub(crate) fn first(&self, limit: usize) -> Vec<RequestId> {
+        self.under(ROOT, limit)
+    }
+
+    /// The first `limit` of those whose path goes through a node.
+    pub(crate) fn under(&self, hash: u64, limit: usize) -> Vec<RequestId> {
         let mut found = Vec::new();
-        let mut stack = vec![ROOT];
+        let mut stack = vec![hash];
         while let Some(node) = stack.pop().and_then(|hash| self.nodes.get(&hash)) {
             found.extend(
                 node.here
@@ -133,7 +140,7 @@ impl Groups {
     pub(crate) fn is_consistent(&self) -> bool {
         let mut weights: BTreeMap<u64, u32> = BTreeMap::new();
         for (_, path) in self.paths.values() {
-            for &hash in [ROOT].iter().chain(path) {
+            for &hash in [ROOT].iter().chain(path.iter()) {
                 *weights.entry(hash).or_default() += 1;
             }
         }
@@ -198,7 +205,7 @@ mod tests {
         let mut groups = Groups::default();
         let paths: [&[u64]; 6] = [&[], &[1, 2], &[3, 4], &[3, 5], &[3, 5], &[1]];
         for (n, path) in (0..).zip(paths) {
-            groups.insert(RequestId(n), n, path.to_vec());
+            groups.insert(RequestId(n), n, &path.into());
             assert!(groups.is_consistent());
         }
         let order = |groups: &Groups, n| {

@@ -92,6 +92,10 @@ pub(crate) struct Live {
     pub(crate) cached_probe: u32,
     /// Of those, on the device.
     pub(crate) device_probe: u32,
+    /// Its program knows of it.
+    pub(crate) in_program: bool,
+    /// Hashes of its prefixes, for who waits for the same; computed once.
+    pub(crate) path: Option<Arc<[u64]>>,
     /// A copy for it failed: it computes from now on.
     pub(crate) fetch_failed: bool,
     /// What came of its pins; None before its prompt is cached.
@@ -192,6 +196,8 @@ impl Live {
             waiting_since: Some(now),
             cached_probe: 0,
             device_probe: 0,
+            in_program: false,
+            path: None,
             fetch_failed: false,
             pins: None,
             phase: Phase::Queued,

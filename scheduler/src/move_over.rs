@@ -51,10 +51,10 @@ impl Scheduler {
     }
 
     /// Puts a parked request into the queue. False when it is not parked here.
-    pub fn unpark(&mut self, id: RequestId, now: Nanos) -> bool {
+    pub fn unpark(&mut self, cache: &PrefixCache, id: RequestId, now: Nanos) -> bool {
         let parked = self.aside.remove(&id);
         if parked {
-            self.enqueue(id, now);
+            self.enter(cache, id, now);
         }
         parked
     }
@@ -72,22 +72,28 @@ impl Scheduler {
         id: RequestId,
         cache: &PrefixCache,
         to: &Scheduler,
+        now: Nanos,
     ) -> Option<Moving> {
         let parked = self.aside.contains(&id) && self.fits_at(cache, id, to);
-        parked.then(|| self.take_out(id))?
+        parked.then(|| self.take_out(id, now))?
     }
 
     /// Takes out the request that found no seat or no pages here when it was last tried, if `to`
     /// has the pages for all of it, or no fewer than there are here. Speculative work stays where
     /// what it goes on from is.
-    pub fn take_waiting(&mut self, cache: &PrefixCache, to: &Scheduler) -> Option<Moving> {
+    pub fn take_waiting(
+        &mut self,
+        cache: &PrefixCache,
+        to: &Scheduler,
+        now: Nanos,
+    ) -> Option<Moving> {
         let id = self.turned_away?;
         let live = self.live.get(&id)?;
         let may_go = matches!(live.phase, Phase::Queued) && live.class == Class::Client;
         if !may_go || !self.fits_at(cache, id, to) {
             return None;
         }
-        self.take_out(id)
+        self.take_out(id, now)
     }
 
     fn fits_at(&self, cache: &PrefixCache, id: RequestId, to: &Scheduler) -> bool {
@@ -98,13 +104,15 @@ impl Scheduler {
         })
     }
 
-    fn take_out(&mut self, id: RequestId) -> Option<Moving> {
+    fn take_out(&mut self, id: RequestId, now: Nanos) -> Option<Moving> {
         self.turned_away = self.turned_away.filter(|&other| other != id);
         self.claim = self.claim.filter(|&claimant| claimant != id);
         self.queue.remove(id);
         self.aside.remove(&id);
         self.speculative.remove(&id);
-        let live = self.live.remove(&id)?;
+        let mut live = self.live.remove(&id)?;
+        self.leave_program(&live, now);
+        live.in_program = false;
         for entry in self.expiries(&live) {
             self.expiry.remove(&entry);
         }
@@ -126,7 +134,7 @@ impl Scheduler {
             self.speculative.insert(id);
         }
         self.live.insert(id, live);
-        self.enqueue(id, now);
+        self.enter(cache, id, now);
         self.stats.moved_in += 1;
     }
 }

@@ -67,7 +67,7 @@ impl WaitQueue {
     /// Adds a request or gives it a new key.
     pub(crate) fn put(&mut self, entry: Entry) {
         let key = entry.key;
-        self.remove(key.id);
+        self.unlink(key.id);
         self.order.insert(key);
         self.by_rank.insert((Reverse(entry.rank), key));
         if let Some(at) = entry.age_at {
@@ -81,10 +81,15 @@ impl WaitQueue {
 
     /// Takes a request out, if it waits.
     pub(crate) fn remove(&mut self, id: RequestId) {
+        self.groups.remove(id);
+        self.unlink(id);
+    }
+
+    /// As [`WaitQueue::remove`], but its group keeps it.
+    fn unlink(&mut self, id: RequestId) {
         let Some(entry) = self.entries.remove(&id) else {
             return;
         };
-        self.groups.remove(id);
         self.order.remove(&entry.key);
         self.by_rank.remove(&(Reverse(entry.rank), entry.key));
         if let Some(at) = entry.age_at {

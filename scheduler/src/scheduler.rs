@@ -12,11 +12,14 @@ use rootstock_radix::{Fate, PrefixCache};
 use crate::admit::Pace;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::emit::{Admission, Emit, FinishReason, Reason};
+use crate::gate::Held;
 use crate::groups::path_of;
 use crate::holding::{device, pages_for};
 use crate::live::{Draining, Live, Phase, count};
 use crate::policy::{Order, QueueKey, seconds_to_ns};
+use crate::programs::Programs;
 use crate::queue::{Entry, WaitQueue};
+use crate::rematch::Rematch;
 use crate::request::{Class, NewRequest, RequestId};
 use crate::settle::Flight;
 use crate::stats::SchedulerStats;
@@ -45,6 +48,14 @@ pub struct Scheduler {
     pub(crate) queue: WaitQueue,
     /// Waiting outside of the queue: somebody else decides when they may start.
     pub(crate) aside: BTreeSet<RequestId>,
+    /// Waiting beside the queue for a place of their program, in the order of the queue, and by the
+    /// time at which they have waited for long enough.
+    pub(crate) held: BTreeSet<QueueKey>,
+    pub(crate) held_until: BTreeSet<Held>,
+    pub(crate) held_places: BTreeMap<RequestId, Held>,
+    pub(crate) programs: Programs,
+    /// Who is to be looked up in the cache again.
+    pub(crate) rematch: Rematch,
     /// Live speculative requests without their final event.
     pub(crate) speculative: BTreeSet<RequestId>,
     pub(crate) running: BTreeSet<RequestId>,
@@ -81,6 +92,11 @@ impl Scheduler {
             live: BTreeMap::new(),
             queue: WaitQueue::default(),
             aside: BTreeSet::new(),
+            held: BTreeSet::new(),
+            held_until: BTreeSet::new(),
+            held_places: BTreeMap::new(),
+            programs: Programs::default(),
+            rematch: Rematch::default(),
             speculative: BTreeSet::new(),
             running: BTreeSet::new(),
             draining: BTreeSet::new(),
@@ -113,7 +129,7 @@ impl Scheduler {
     pub fn add(&mut self, new: NewRequest, cache: &PrefixCache, now: Nanos) -> Admission {
         let admission = self.admit_at_the_door(new, cache, now);
         if let Admission::Admitted(id) = admission {
-            self.enqueue(id, now);
+            self.enter(cache, id, now);
         }
         admission
     }
@@ -188,6 +204,8 @@ impl Scheduler {
         SchedulerStats {
             waiting: self.waiting(),
             parked: count(self.aside.len()),
+            held_now: count(self.held_places.len()),
+            programs_inside: self.programs.counts().0,
             running: count(self.running.len()),
             fetching: self.fetching(),
             draining: count(self.draining.len()),
@@ -203,7 +221,8 @@ impl Scheduler {
 
     /// When time alone changes something: a deadline or a queue timeout passes. None: nothing will.
     pub fn due_at(&self) -> Option<Nanos> {
-        self.expiry.first().map(|&(at, _)| at)
+        let expiry = self.expiry.first().map(|&(at, _)| at);
+        expiry.into_iter().chain(self.gate_due_at()).min()
     }
 
     /// Name of the phase of a live request, for people and tests.
@@ -221,7 +240,7 @@ impl Scheduler {
     }
 
     fn waiting(&self) -> u32 {
-        count(self.queue.len() + self.aside.len())
+        count(self.queue.len() + self.aside.len() + self.held_places.len())
     }
 
     fn fetching(&self) -> u32 {
@@ -291,9 +310,14 @@ impl Scheduler {
             tenant,
             age_at,
         });
-        if self.order.is_grouped() {
-            let live = &self.live[&id];
-            let path = path_of(live.ns, &live.tokens, self.cfg.page_tokens);
+        if !self.order.is_grouped() && !self.order.uses_cache() {
+            return;
+        }
+        let page_tokens = self.cfg.page_tokens;
+        if let Some(live) = self.live.get_mut(&id) {
+            let path = live
+                .path
+                .get_or_insert_with(|| path_of(live.ns, &live.tokens, page_tokens).into());
             self.queue.groups.insert(id, live.arrival, path);
         }
     }
@@ -338,6 +362,7 @@ impl Scheduler {
         }
         let last = self.last_event(&live, reason, cx.now);
         cx.out.push(last);
+        self.unhold(id);
         self.queue.remove(id);
         self.aside.remove(&id);
         self.running.remove(&id);
@@ -364,6 +389,7 @@ impl Scheduler {
         for entry in self.expiries(live) {
             self.expiry.remove(&entry);
         }
+        self.leave_program(live, now);
         let usage = live.usage(now);
         self.stats.count_final(reason, &usage);
         self.claim = self.claim.filter(|&claimant| claimant != live.id);

@@ -9,7 +9,7 @@ use rootstock_memory::{Nanos, StepId};
 use rootstock_radix::{Fate, PrefixCache, Token};
 
 use crate::emit::{Emit, FailKind, FinishReason};
-use crate::holding::PublishArgs;
+use crate::holding::{Holding, PublishArgs};
 use crate::live::{Live, Phase};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
@@ -139,21 +139,26 @@ impl Scheduler {
             Phase::Running(run) => run.flight.retain(|&mut other| other != step),
             Phase::Queued | Phase::Preempted | Phase::Fetching(_) => return,
         }
+        let mut published = 0..0;
         let verdict = result.and_then(|result| live.take_in(row, result));
         let reason = match verdict {
             Err(kind) => Some(FinishReason::Failed(kind)),
             Ok(taken) => {
+                let before = live.holding().map_or(0, Holding::leased_pages);
                 live.publish(cx);
+                let after = live.holding().map_or(0, Holding::leased_pages);
                 live.apply_pins(cx, self.cfg.page_tokens, &mut self.stats);
+                published = before..after;
                 taken.report(live, cx)
             }
         };
+        let gives_way = live
+            .running()
+            .is_some_and(|run| run.yielding && run.flight.is_empty());
+        self.mark_waiting(row.id, published);
         if let Some(reason) = reason {
             self.end(cx, row.id, reason);
-        } else if live
-            .running()
-            .is_some_and(|run| run.yielding && run.flight.is_empty())
-        {
+        } else if gives_way {
             self.preempt(cx, row.id);
         }
     }

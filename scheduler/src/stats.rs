@@ -11,6 +11,10 @@ pub struct SchedulerStats {
     pub waiting: u32,
     /// Of those, held back until the router has a replica for them.
     pub parked: u32,
+    /// Of those, held back until their program has a place in the cache.
+    pub held_now: u32,
+    /// Programs that have a place in the cache now.
+    pub programs_inside: u32,
     /// Requests with a seat now.
     pub running: u32,
     /// Of those, waiting for a prefix to come up from host.
@@ -39,6 +43,10 @@ pub struct SchedulerStats {
     pub starved: u64,
     /// Requests that gave their place in the full queue to a better one.
     pub displaced: u64,
+    /// Requests that were held back for a place of their program.
+    pub held: u64,
+    /// Of those, let in although others were in their way.
+    pub let_in_over: u64,
     /// Requests that left for an idle replica before they ran.
     pub moved_out: u64,
     /// Requests taken over from another replica.

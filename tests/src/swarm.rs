@@ -222,5 +222,6 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         copy_ns_per_page: *rng.pick(&[0, 100_000, 10_000_000]),
         target_step_ms: *rng.pick(&[0, 0, 1, 500]),
         fair_shares: rng.percent(50),
+        program_wait_s: *rng.pick(&[0.0, 0.5, 60.0]),
     }
 }

@@ -309,12 +309,12 @@ impl Replicas {
         self.count_why(why);
         let mut at = usize::from(replica.0);
         if let Ok([from, to]) = schedulers.get_disjoint_mut([home, at])
-            && let Some(moving) = from.take_parked(id, cache, to)
+            && let Some(moving) = from.take_parked(id, cache, to, now)
         {
             self.moved.insert(id, replica);
             to.take_over_waiting(moving, cache, now);
         } else if let Some(scheduler) = schedulers.get_mut(home) {
-            scheduler.unpark(id, now);
+            scheduler.unpark(cache, id, now);
             at = home;
         }
         let replica = ReplicaId(u16::try_from(at).unwrap_or(u16::MAX));
@@ -339,7 +339,7 @@ impl Replicas {
             let Ok([busy, idler]) = schedulers.get_disjoint_mut([other, at]) else {
                 continue;
             };
-            if let Some(moving) = busy.take_waiting(cache, idler) {
+            if let Some(moving) = busy.take_waiting(cache, idler, now) {
                 let (id, found) = (moving.id(), cache.probe(moving.key(), idle));
                 let overlap = overlap(found, self.page_tokens);
                 self.moved.insert(id, idle);

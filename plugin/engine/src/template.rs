@@ -94,11 +94,20 @@ impl ChatTemplate {
         let source = file
             .text_opt("tokenizer.chat_template")?
             .ok_or(TemplateError::Absent)?;
-        let mut template = Self::new(source)?;
+        let mut template = Self::of_model(source, tokenizer)?;
         if let Some(source) = file.text_opt("tokenizer.chat_template.tool_use")? {
             template.add(WITH_TOOLS, source)?;
             template.has_tool_variant = true;
         }
+        Ok(template)
+    }
+
+    /// A template from its source, for a model with this tokenizer.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub fn of_model(source: &str, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
+        let mut template = Self::new(source)?;
         template.bos = tokenizer.bos_text().unwrap_or_default().to_owned();
         template.eos = tokenizer.eos_text().unwrap_or_default().to_owned();
         let closing = |&id: &u32| {

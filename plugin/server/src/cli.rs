@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::AgentFlags;
 use crate::config::{Config, ConfigError};
 use crate::free_memory::free_memory_bytes;
 use crate::options::{FileError, Options};
@@ -33,6 +34,23 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Replay a trace to see what a cache would find, or a journal to compare every plan
     Replay(ReplayArgs),
+    /// Measure a running server, this one or another
+    Bench(BenchArgs),
+}
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: Bench,
+}
+
+/// The measurements.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Agent programs of several turns against a server that speaks OpenAI's chat completions
+    Agents(Box<AgentFlags>),
 }
 
 /// Flags of `serve`.
@@ -126,6 +144,19 @@ mod tests {
         let compat = Cli::parse_from(["rootstock", "--compat", "dynamo-1.6"]);
         assert_eq!(compat.serve.options.compat, Some(CompatName::Dynamo16));
         assert!(Cli::try_parse_from(["rootstock", "--policy", "random"]).is_err());
+    }
+
+    #[test]
+    fn agents_are_benched_with_flags_of_their_own() {
+        let flags = ["rootstock", "bench", "agents", "--users", "2", "--hints"];
+        let cli = Cli::parse_from(flags);
+        let Some(Command::Bench(BenchArgs {
+            what: Bench::Agents(flags),
+        })) = cli.command
+        else {
+            panic!("not bench")
+        };
+        assert_eq!((flags.users, flags.background, flags.hints), (2, 24, true));
     }
 
     #[test]

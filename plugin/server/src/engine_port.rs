@@ -137,14 +137,7 @@ impl Engine {
             Err(TemplateError::Absent) => None,
             Err(error) => return Err(error.into()),
         };
-        let mut style = Style::of(template.as_ref().map_or("", ChatTemplate::source));
-        style.shown = (0..card.vocab)
-            .filter(|id| tokenizer.visible_bytes(*id).is_empty())
-            .filter(|id| {
-                let text = str::from_utf8(tokenizer.token_bytes(*id)).unwrap_or_default();
-                MARKERS.contains(&text)
-            })
-            .collect();
+        let style = style_of(template.as_ref(), &tokenizer, card.vocab);
         let history = History::new(HISTORY_BYTES_MAX);
         Ok(Engine {
             service,
@@ -158,6 +151,19 @@ impl Engine {
             sessions: Sessions::new(SESSIONS_MAX, SESSION_TOKENS_MAX),
             memory: Arc::default(),
             ahead: Arc::default(),
+        })
+    }
+
+    /// With another chat template than the model file's.
+    ///
+    /// # Errors
+    /// It does not compile.
+    pub fn with_template(self, source: &str) -> Result<Engine, TextError> {
+        let template = Some(ChatTemplate::of_model(source, &self.tokenizer)?);
+        Ok(Engine {
+            style: style_of(template.as_ref(), &self.tokenizer, self.card.vocab),
+            template,
+            ..self
         })
     }
 
@@ -441,6 +447,19 @@ impl Collector for EngineCollector {
         let (stats, ahead) = (self.0.service.stats(), self.0.ahead.stats());
         engine_metrics::encode(encoder, &stats, &ahead, publisher.as_ref())
     }
+}
+
+/// How a model writes, from the words of its template and the control tokens it has for them.
+fn style_of(template: Option<&ChatTemplate>, tokenizer: &Tokenizer, vocab: u32) -> Style {
+    let mut style = Style::of(template.map_or("", ChatTemplate::source));
+    style.shown = (0..vocab)
+        .filter(|id| tokenizer.visible_bytes(*id).is_empty())
+        .filter(|id| {
+            let text = str::from_utf8(tokenizer.token_bytes(*id)).unwrap_or_default();
+            MARKERS.contains(&text)
+        })
+        .collect();
+    style
 }
 
 pub(crate) fn engine_dead() -> ApiError {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod bench;
 pub mod cli;
 mod clock;
 pub mod config;

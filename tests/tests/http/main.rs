@@ -22,6 +22,7 @@ mod metrics;
 mod model;
 mod openai;
 mod parrot;
+mod replicas;
 mod responses;
 mod server;
 mod tiers;

@@ -148,6 +148,8 @@ pub struct ServiceConfig {
     pub schedule_policy: SchedulePolicy,
     /// Seconds of waiting that raise a request by one strict tier; 0: off.
     pub aging_s: f64,
+    /// Seconds for which programs that do not fit the cache together wait at most; 0: not at all.
+    pub program_wait_s: f64,
     /// Least difference of priority that preempts; None: never.
     pub preempt_gap: Option<u32>,
     /// Seconds a request may wait for its first step; 0: no limit.
@@ -191,6 +193,7 @@ impl Default for ServiceConfig {
             policy: PolicyKind::Agent,
             schedule_policy: scheduler.policy,
             aging_s: scheduler.aging_s,
+            program_wait_s: scheduler.program_wait_s,
             preempt_gap: scheduler.preempt_gap,
             queue_timeout_s: scheduler.queue_timeout_s,
             hash_seed: 0,
@@ -309,6 +312,7 @@ impl ServiceConfig {
                 max_model_len,
                 policy: self.schedule_policy,
                 aging_s: self.aging_s,
+                program_wait_s: self.program_wait_s,
                 preempt_gap: self.preempt_gap,
                 max_in_flight: self.max_in_flight,
                 queue_timeout_s: self.queue_timeout_s,
