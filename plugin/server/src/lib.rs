@@ -52,7 +52,9 @@ pub mod anthropic {
 pub mod chat {
     pub mod ahead;
     pub mod conversation;
+    pub mod message;
     pub mod stream;
+    pub mod tools;
     pub mod work;
 }
 

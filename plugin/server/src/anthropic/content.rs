@@ -4,12 +4,13 @@
 //! behind it another. Order is kept, nothing is hoisted. Block types that are not known are left
 //! out; images and files are refused by name, since leaving them out would change the question.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::anthropic::cache::read_ttl;
 use crate::chat::conversation::{Mark, Place};
+use crate::chat::message::{Draft, Others, parts_of, read_part, read_role, read_text, result};
 use crate::http::api_error::ApiError;
-use crate::openai::fields::{Fields, wrong_type};
+use crate::openai::fields::Fields;
 
 const BILLING: &str = "x-anthropic-billing-header:";
 
@@ -32,8 +33,8 @@ impl Talk {
         let Some(system) = fields.get("system") else {
             return Ok(());
         };
-        let blocks = blocks_of(system, "system")?;
-        let mut content = String::new();
+        let blocks = parts_of(system, "system")?;
+        let mut head = Draft::new("system");
         let mut ttls = Vec::new();
         for (index, block) in blocks.iter().enumerate() {
             let block = Fields::at(block, &format!("system[{index}]"))?;
@@ -43,13 +44,12 @@ impl Talk {
             } else {
                 text
             };
-            append(&mut content, text);
-            ttls.extend(read_ttl(&block)?.map(|ttl| (content.len(), ttl)));
+            head.say(text);
+            ttls.extend(read_ttl(&block)?.map(|ttl| (head.content_bytes(), ttl)));
         }
-        if !content.is_empty() {
+        if head.content_bytes() > 0 {
             let index = self.messages.len();
-            self.messages
-                .push(json!({"role": "system", "content": content}));
+            self.messages.push(head.take());
             for (bytes, ttl) in ttls {
                 let place = Place::Message { index, bytes };
                 self.marks.push(Mark { place, ttl });
@@ -64,185 +64,59 @@ impl Talk {
     /// The first field that is wrong.
     pub fn read_message(&mut self, message: &Value, path: &str) -> Result<(), ApiError> {
         let fields = Fields::at(message, path)?;
-        let role = match fields.text("role")? {
-            Some(role @ ("user" | "assistant" | "system")) => role,
-            Some("developer") => "system",
-            other => {
-                let name = fields.name("role");
-                let found: String = other.unwrap_or("none").chars().take(40).collect();
-                let message = format!("{name} must be user, assistant or system, found {found:?}");
-                return Err(ApiError::param(name, message));
-            }
-        };
+        let roles = ["user", "assistant", "system", "developer"];
+        let role = read_role(&fields, &roles, "user, assistant or system")?;
         let name = fields.name("content");
-        let content = fields.get("content").unwrap_or(&Value::Null);
-        let blocks = blocks_of(content, &name)?;
-        let mut open = Open::new(role);
+        let blocks = parts_of(fields.get("content").unwrap_or(&Value::Null), &name)?;
+        let mut open = Draft::new(role);
         for (index, block) in blocks.iter().enumerate() {
             let block = Fields::at(block, &format!("{name}[{index}]"))?;
             self.read_block(&block, &mut open)?;
         }
-        open.close(&mut self.messages, blocks.is_empty());
+        if open.is_used() || blocks.is_empty() {
+            self.messages.push(open.take());
+        }
         Ok(())
     }
 
-    fn read_block(&mut self, block: &Fields<'_>, open: &mut Open) -> Result<(), ApiError> {
+    fn read_block(&mut self, block: &Fields<'_>, open: &mut Draft) -> Result<(), ApiError> {
         let mut bytes = usize::MAX;
         match block.text("type")?.unwrap_or("text") {
-            "text" => {
-                append(&mut open.content, block.text("text")?.unwrap_or_default());
-                open.is_used = true;
-                bytes = open.content.len();
-            }
-            "thinking" => {
-                append(
-                    &mut open.thoughts,
-                    block.text("thinking")?.unwrap_or_default(),
-                );
-                open.is_used = true;
-            }
+            "thinking" => open.think(block.text("thinking")?.unwrap_or_default()),
             "tool_use" => {
-                let name = block.text("name")?.unwrap_or_default();
                 let input = block.get("input").cloned().unwrap_or_else(|| json!({}));
-                open.calls.push(json!({
-                    "id": block.text("id")?.unwrap_or_default(), "type": "function",
-                    "function": {"name": name, "arguments": input},
-                }));
-                open.is_used = true;
+                let name = block.text("name")?.unwrap_or_default();
+                open.call(block.text("id")?.unwrap_or_default(), name, input);
             }
             "tool_result" => {
-                let content = result_text(block)?;
-                bytes = content.len();
-                open.close(&mut self.messages, false);
+                if open.is_used() {
+                    self.messages.push(open.take());
+                }
+                let content = match block.get("content") {
+                    Some(content) => read_text(content, &block.name("content"), Others::LeftOut)?,
+                    None => String::new(),
+                };
                 let id = block.text("tool_use_id")?.unwrap_or_default();
-                self.messages.push(json!({
-                    "role": "tool", "content": content, "tool_call_id": id,
-                }));
-                let index = self.messages.len() - 1;
-                let place = Place::Message { index, bytes };
-                self.marks
-                    .extend(read_ttl(block)?.map(|ttl| Mark { place, ttl }));
+                self.messages.push(result(id, &content));
+                self.mark(block, self.messages.len() - 1, content.len())?;
                 return Ok(());
             }
-            "document" if text_of_document(block).is_some() => {
-                append(
-                    &mut open.content,
-                    text_of_document(block).unwrap_or_default(),
-                );
-                open.is_used = true;
-                bytes = open.content.len();
-            }
-            kind @ ("image" | "document" | "file" | "audio" | "video") => {
-                return Err(refused(block, kind));
+            "text" | "image" | "document" | "file" | "audio" | "video" => {
+                open.say(read_part(block, Others::LeftOut)?);
+                bytes = open.content_bytes();
             }
             _ => {}
         }
-        let index = self.messages.len();
+        self.mark(block, self.messages.len(), bytes)
+    }
+
+    /// A block with `cache_control` ends a prefix that is to be kept.
+    fn mark(&mut self, block: &Fields<'_>, index: usize, bytes: usize) -> Result<(), ApiError> {
         let place = Place::Message { index, bytes };
         self.marks
             .extend(read_ttl(block)?.map(|ttl| Mark { place, ttl }));
         Ok(())
     }
-}
-
-/// A template message that still grows.
-#[derive(Debug)]
-struct Open {
-    role: &'static str,
-    content: String,
-    thoughts: String,
-    calls: Vec<Value>,
-    is_used: bool,
-}
-
-impl Open {
-    fn new(role: &str) -> Open {
-        Open {
-            role: match role {
-                "assistant" => "assistant",
-                "system" => "system",
-                _ => "user",
-            },
-            content: String::new(),
-            thoughts: String::new(),
-            calls: Vec::new(),
-            is_used: false,
-        }
-    }
-
-    /// Puts it behind the others, if it holds anything or has to stand.
-    fn close(&mut self, messages: &mut Vec<Value>, stands: bool) {
-        if !std::mem::take(&mut self.is_used) && !stands {
-            return;
-        }
-        let mut message = Map::new();
-        message.insert("role".into(), self.role.into());
-        message.insert("content".into(), std::mem::take(&mut self.content).into());
-        let thoughts = std::mem::take(&mut self.thoughts);
-        if !thoughts.is_empty() {
-            message.insert("reasoning_content".into(), thoughts.into());
-        }
-        let calls = std::mem::take(&mut self.calls);
-        if !calls.is_empty() {
-            message.insert("tool_calls".into(), calls.into());
-        }
-        messages.push(Value::Object(message));
-    }
-}
-
-/// A text stands for one text block.
-fn blocks_of(content: &Value, name: &str) -> Result<Vec<Value>, ApiError> {
-    match content {
-        Value::String(text) => Ok(vec![json!({"type": "text", "text": text})]),
-        Value::Array(blocks) => Ok(blocks
-            .iter()
-            .map(|block| match block.as_str() {
-                Some(text) => json!({"type": "text", "text": text}),
-                None => block.clone(),
-            })
-            .collect()),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => Err(wrong_type(
-            name,
-            "a string or a list of content blocks",
-            content,
-        )),
-    }
-}
-
-/// What a tool returned; the model sees the text of all blocks.
-fn result_text(block: &Fields<'_>) -> Result<String, ApiError> {
-    let Some(content) = block.get("content") else {
-        return Ok(String::new());
-    };
-    let name = block.name("content");
-    let mut text = String::new();
-    for (index, part) in blocks_of(content, &name)?.iter().enumerate() {
-        let part = Fields::at(part, &format!("{name}[{index}]"))?;
-        match part.text("type")?.unwrap_or("text") {
-            kind @ ("image" | "document" | "file" | "audio" | "video") => {
-                return Err(refused(&part, kind));
-            }
-            _ => append(&mut text, part.text("text")?.unwrap_or_default()),
-        }
-    }
-    Ok(text)
-}
-
-fn text_of_document<'a>(block: &Fields<'a>) -> Option<&'a str> {
-    let source = block.get("source")?;
-    (source["type"] == "text").then(|| source["data"].as_str())?
-}
-
-fn refused(block: &Fields<'_>, kind: &str) -> ApiError {
-    let message = format!("this model reads text only, found a block of type {kind:?}");
-    ApiError::unsupported(block.name("type"), message)
-}
-
-fn append(text: &mut String, more: &str) {
-    if !text.is_empty() && !more.is_empty() {
-        text.push('\n');
-    }
-    text.push_str(more);
 }
 
 /// The text without its first line, when that is a billing line.

@@ -9,10 +9,10 @@ use serde_json::Value;
 use crate::anthropic::cache;
 use crate::anthropic::content::Talk;
 use crate::chat::conversation::{Conversation, Format, Mark, Place, Tool, ToolChoice};
+use crate::chat::tools::{check_choice, read_function, read_schema};
 use crate::http::api_error::ApiError;
 use crate::openai::ask::{Ask, STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::openai::fields::{Fields, wrong_type};
-use crate::openai::messages::{check_choice, read_function};
 
 /// Reads the conversation, with its breakpoints.
 ///
@@ -34,7 +34,7 @@ pub fn read_talk(fields: &Fields<'_>, strip_preamble: bool) -> Result<Conversati
     marks.extend(cache::read_root(fields)?);
     cache::check(&marks)?;
     let (choice, single_call) = read_choice(fields)?;
-    check_choice(&tools, &choice, "tool_choice")?;
+    check_choice(&tools, &choice)?;
     let mut talk = Conversation {
         prefill: take_prefill(&mut talk.messages),
         messages: talk.messages,
@@ -159,14 +159,9 @@ fn read_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
         .filter(|format| !format.is_null())
         .or_else(|| fields.get("output_format"));
     match format {
-        Some(format) if format["type"] == "json_schema" => match format.get("schema") {
-            Some(schema @ Value::Object(_)) => Ok(Format::Schema(schema.clone())),
-            other => Err(wrong_type(
-                "output_config.format.schema",
-                "an object",
-                other.unwrap_or(&Value::Null),
-            )),
-        },
+        Some(format) if format["type"] == "json_schema" => {
+            read_schema(&Fields::at(format, "output_config.format")?)
+        }
         Some(_) | None => Ok(Format::Text),
     }
 }

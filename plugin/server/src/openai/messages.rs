@@ -2,13 +2,23 @@
 //! templates expect: `content` as a string, tool arguments as objects, `system` for `developer`.
 //! Nothing is moved: a system message in the middle of a conversation stays there.
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::chat::conversation::{Conversation, Format, Tool, ToolChoice};
+use crate::chat::message::{Draft, Others, read_arguments, read_role, read_text};
+use crate::chat::tools::{check_choice, read_choice, read_function, read_schema};
 use crate::http::api_error::ApiError;
 use crate::openai::fields::{Fields, wrong_type};
 
-const ROLES: &str = "system, developer, user, assistant or tool";
+const ROLES: [&str; 6] = [
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+const ALLOWED: &str = "system, developer, user, assistant or tool";
 
 /// Reads the conversation of a chat request.
 ///
@@ -53,132 +63,56 @@ pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
 
 fn read_message(message: &Value, path: &str) -> Result<Value, ApiError> {
     let fields = Fields::at(message, path)?;
-    let role = match fields.text("role")? {
-        Some("developer") => "system",
-        Some("function") => "tool",
-        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
-        Some(role) => {
-            let role: String = role.chars().take(40).collect();
-            let message = format!("role must be {ROLES}, found {role:?}");
-            return Err(ApiError::param(fields.name("role"), message));
-        }
-        None => {
-            let name = fields.name("role");
-            return Err(ApiError::param(
-                &name,
-                format!("{name} is missing; it must be {ROLES}"),
-            ));
-        }
-    };
-    let calls = match fields.list("tool_calls")? {
-        Some(calls) if role == "assistant" => read_calls(calls, path)?,
-        Some(_) | None => Vec::new(),
-    };
-    let content = match fields.get("content") {
-        Some(content) => read_content(content, &fields.name("content"))?,
+    let role = read_role(&fields, &ROLES, ALLOWED)?;
+    let mut draft = Draft::new(role);
+    match fields.list("tool_calls")? {
+        Some(calls) if role == "assistant" => read_calls(calls, path, &mut draft)?,
+        Some(_) | None => {}
+    }
+    match fields.get("content") {
+        Some(content) => draft.say(&read_text(
+            content,
+            &fields.name("content"),
+            Others::Refused,
+        )?),
         // An assistant turn may be calls alone, or nothing at all.
-        None if role == "assistant" => String::new(),
+        None if role == "assistant" => {}
         None => {
             let name = fields.name("content");
             let message = format!("{name} is missing; only an assistant message may have none");
             return Err(ApiError::param(name, message));
         }
-    };
-    let mut out = Map::new();
-    out.insert("role".into(), role.into());
-    out.insert("content".into(), content.into());
-    if !calls.is_empty() {
-        out.insert("tool_calls".into(), calls.into());
     }
-    for key in ["name", "tool_call_id", "reasoning_content"] {
+    // OpenAI's name for it, and the one that some servers have for the same.
+    for key in ["reasoning_content", "reasoning"] {
+        if let Some(thoughts) = fields.get(key).and_then(Value::as_str) {
+            draft.think(thoughts);
+            break;
+        }
+    }
+    let mut out = draft.take();
+    for key in ["name", "tool_call_id"] {
         if let Some(text) = fields.text(key)? {
-            out.insert(key.into(), text.into());
+            out[key] = text.into();
         }
-    }
-    Ok(Value::Object(out))
-}
-
-/// A string, or text parts, which are joined by line breaks.
-///
-/// # Errors
-/// A part that is no text.
-pub fn read_content(content: &Value, name: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(parts) => parts,
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-            return Err(wrong_type(
-                name,
-                "a string or a list of text parts",
-                content,
-            ));
-        }
-    };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (index, part) in parts.iter().enumerate() {
-        let path = format!("{name}[{index}]");
-        if let Some(text) = part.as_str() {
-            texts.push(text);
-            continue;
-        }
-        let fields = Fields::at(part, &path)?;
-        match fields.text("type")? {
-            Some("text" | "input_text" | "output_text") | None => {}
-            Some("refusal") => {
-                texts.push(fields.text("refusal")?.unwrap_or_default());
-                continue;
-            }
-            Some(other) => {
-                let other: String = other.chars().take(40).collect();
-                let message = format!("this model reads text only, found a part of type {other:?}");
-                return Err(ApiError::unsupported(fields.name("type"), message));
-            }
-        }
-        let text = fields.text("text")?;
-        texts.push(text.ok_or_else(|| {
-            let name = fields.name("text");
-            ApiError::param(&name, format!("{name} is missing; a text part needs it"))
-        })?);
-    }
-    Ok(texts.join("\n"))
-}
-
-fn read_calls(calls: &[Value], path: &str) -> Result<Vec<Value>, ApiError> {
-    let mut out = Vec::with_capacity(calls.len());
-    for (index, call) in calls.iter().enumerate() {
-        let path = format!("{path}.tool_calls[{index}]");
-        let fields = Fields::at(call, &path)?;
-        let function = fields.get("function").unwrap_or(&Value::Null);
-        let function_path = format!("{path}.function");
-        let function = Fields::at(function, &function_path)?;
-        let name = function.text("name")?.ok_or_else(|| {
-            let name = function.name("name");
-            ApiError::param(&name, format!("{name} is missing; a tool call needs it"))
-        })?;
-        let mut read = json!({
-            "type": "function",
-            "function": {"name": name, "arguments": read_arguments(function.get("arguments"))},
-        });
-        if let Some(id) = fields.text("id")? {
-            read["id"] = id.into();
-        }
-        out.push(read);
     }
     Ok(out)
 }
 
-/// Clients send arguments as JSON text in a spacing of their own; templates print objects in one
-/// spacing. What is not the text of an object stays as it came.
-fn read_arguments(arguments: Option<&Value>) -> Value {
-    let Some(arguments) = arguments else {
-        return json!({});
-    };
-    let parsed = arguments
-        .as_str()
-        .and_then(|text| serde_json::from_str::<Value>(text).ok());
-    parsed
-        .filter(Value::is_object)
-        .unwrap_or_else(|| arguments.clone())
+fn read_calls(calls: &[Value], path: &str, draft: &mut Draft) -> Result<(), ApiError> {
+    for (index, call) in calls.iter().enumerate() {
+        let path = format!("{path}.tool_calls[{index}]");
+        let fields = Fields::at(call, &path)?;
+        let function = fields.get("function").unwrap_or(&Value::Null);
+        let function = Fields::at(function, &format!("{path}.function"))?;
+        let name = function.text("name")?.ok_or_else(|| {
+            let name = function.name("name");
+            ApiError::param(&name, format!("{name} is missing; a tool call needs it"))
+        })?;
+        let arguments = read_arguments(function.get("arguments"));
+        draft.call(fields.text("id")?.unwrap_or_default(), name, arguments);
+    }
+    Ok(())
 }
 
 /// The function tools, in the caller's order, and what is to be called of them.
@@ -204,77 +138,14 @@ pub fn read_tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, ToolChoice), ApiErr
             "parameters",
         )?);
     }
-    let choice = read_choice(fields)?;
-    check_choice(&tools, &choice, "tool_choice")?;
-    Ok((tools, choice))
-}
-
-/// A function with its name, description and parameters.
-///
-/// # Errors
-/// When the name is missing or a field has the wrong type.
-pub fn read_function(function: &Fields<'_>, parameters: &str) -> Result<Tool, ApiError> {
-    let name = function.text("name")?.filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| {
-        let name = function.name("name");
-        ApiError::param(&name, format!("{name} is missing; a tool needs it"))
+    let choice = read_choice(fields, |choice| {
+        let function = choice.get("function").unwrap_or(&Value::Null);
+        let function = Fields::at(function, "tool_choice.function")?;
+        let name = function.text("name")?.unwrap_or_default();
+        Ok(ToolChoice::Named(name.to_owned()))
     })?;
-    let parameters = match function.get(parameters) {
-        None => json!({"type": "object", "properties": {}}),
-        Some(schema @ Value::Object(_)) => schema.clone(),
-        Some(other) => return Err(wrong_type(&function.name(parameters), "an object", other)),
-    };
-    Ok(Tool {
-        name: name.to_owned(),
-        description: function.text("description")?.map(str::to_owned),
-        parameters,
-        namespace: None,
-    })
-}
-
-fn read_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
-    match fields.get("tool_choice") {
-        None => Ok(ToolChoice::Auto),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(ToolChoice::Auto),
-            "none" => Ok(ToolChoice::None),
-            "required" => Ok(ToolChoice::Required),
-            other => {
-                let other: String = other.chars().take(40).collect();
-                let message =
-                    format!("tool_choice must be auto, none or required, found {other:?}");
-                Err(ApiError::param("tool_choice", message))
-            }
-        },
-        Some(choice @ Value::Object(_)) => {
-            let choice = Fields::at(choice, "tool_choice")?;
-            let function = choice.get("function").unwrap_or(&Value::Null);
-            let function = Fields::at(function, "tool_choice.function")?;
-            let name = function.text("name")?.unwrap_or_default();
-            Ok(ToolChoice::Named(name.to_owned()))
-        }
-        Some(other) => Err(wrong_type("tool_choice", "a string or an object", other)),
-    }
-}
-
-/// A forced call needs something to call.
-///
-/// # Errors
-/// When there is no such tool.
-pub fn check_choice(tools: &[Tool], choice: &ToolChoice, param: &str) -> Result<(), ApiError> {
-    let message = match choice {
-        ToolChoice::Required if tools.is_empty() => {
-            format!("{param} asks for a call and there are no tools")
-        }
-        ToolChoice::Named(name) if tools.iter().all(|tool| tool.name != *name) => {
-            let name: String = name.chars().take(80).collect();
-            format!("{param} names the tool {name:?}, which is not among the tools")
-        }
-        ToolChoice::Auto | ToolChoice::None | ToolChoice::Required | ToolChoice::Named(_) => {
-            return Ok(());
-        }
-    };
-    Err(ApiError::param(param, message))
+    check_choice(&tools, &choice)?;
+    Ok((tools, choice))
 }
 
 /// What the text of the answer has to be: `response_format`, or vLLM's names for the same.
@@ -306,12 +177,11 @@ fn read_response_format(format: &Fields<'_>) -> Result<Format, ApiError> {
         Some("json_schema") => {
             let schema = format.get("json_schema").unwrap_or(&Value::Null);
             let schema = Fields::at(schema, "response_format.json_schema")?;
-            match schema.get("schema") {
+            if schema.get("schema").is_none() {
                 // A name alone asks for JSON of any shape.
-                None => Ok(Format::JsonObject),
-                Some(schema @ Value::Object(_)) => Ok(Format::Schema(schema.clone())),
-                Some(other) => Err(wrong_type(&schema.name("schema"), "an object", other)),
+                return Ok(Format::JsonObject);
             }
+            read_schema(&schema)
         }
         Some("regex") => Ok(Format::Regex(
             format.text("pattern")?.unwrap_or(".*").to_owned(),
@@ -376,6 +246,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn read(messages: Value) -> Result<Value, ApiError> {
         let body = json!({"messages": messages});
@@ -412,13 +283,6 @@ mod tests {
             "{\"b\":1,\"a\":[2]}",
             "key order is kept"
         );
-    }
-
-    #[test]
-    fn arguments_that_are_no_object_stay_as_they_came() {
-        assert_eq!(read_arguments(Some(&json!("not json"))), json!("not json"));
-        assert_eq!(read_arguments(Some(&json!("[1]"))), json!("[1]"));
-        assert_eq!(read_arguments(None), json!({}));
     }
 
     #[test]

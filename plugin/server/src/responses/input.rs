@@ -4,11 +4,11 @@
 //! were when the model wrote them. Ids of items never reach the prompt: clients make new ones for
 //! the same texts. Item types that are not known are left out.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::chat::message::{Draft, Others, append, read_arguments, read_role, read_text, result};
 use crate::http::api_error::ApiError;
 use crate::openai::fields::{Fields, wrong_type};
-use crate::openai::messages::read_content;
 use crate::responses::request::Names;
 
 /// What an `encrypted_content` of ours begins with; the reasoning itself follows. It is a handle
@@ -29,7 +29,7 @@ pub fn read(fields: &Fields<'_>, names: &Names) -> Result<Vec<Value>, ApiError> 
     let mut input = Input {
         names,
         messages: Vec::new(),
-        turn: None,
+        turn: Draft::new("assistant"),
     };
     for (index, item) in items.iter().enumerate() {
         let item = Fields::at(item, &format!("input[{index}]"))?;
@@ -43,14 +43,7 @@ struct Input<'a> {
     names: &'a Names,
     messages: Vec<Value>,
     /// The assistant's message that still grows.
-    turn: Option<Turn>,
-}
-
-#[derive(Default)]
-struct Turn {
-    content: String,
-    thoughts: String,
-    calls: Vec<Value>,
+    turn: Draft,
 }
 
 impl Input<'_> {
@@ -58,8 +51,7 @@ impl Input<'_> {
         match item.text("type")?.unwrap_or("message") {
             "message" => self.message(item),
             "reasoning" => {
-                let text = reasoning(item)?;
-                append(&mut self.turn().thoughts, &text);
+                self.turn.think(&reasoning(item)?);
                 Ok(())
             }
             "function_call" | "custom_tool_call" => {
@@ -67,22 +59,17 @@ impl Input<'_> {
                 let name = self.names.shown(name, item.text("namespace")?);
                 let id = item.text("call_id")?.unwrap_or_default();
                 let arguments = item.get("arguments").or_else(|| item.get("input"));
-                let call = json!({"id": id, "type": "function", "function": {
-                    "name": name, "arguments": object_of(arguments)}});
-                self.turn().calls.push(call);
+                self.turn.call(id, name, read_arguments(arguments));
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
                 self.close();
-                let output = item.get("output").unwrap_or(&Value::Null);
-                let content = if output.is_null() {
-                    String::new()
-                } else {
-                    read_content(output, &item.name("output"))?
+                let output = match item.get("output") {
+                    Some(output) => read_text(output, &item.name("output"), Others::Refused)?,
+                    None => String::new(),
                 };
                 let id = item.text("call_id")?.unwrap_or_default();
-                self.messages
-                    .push(json!({"role": "tool", "content": content, "tool_call_id": id}));
+                self.messages.push(result(id, &output));
                 Ok(())
             }
             _ => Ok(()),
@@ -90,57 +77,30 @@ impl Input<'_> {
     }
 
     fn message(&mut self, item: &Fields<'_>) -> Result<(), ApiError> {
-        let role = match item.text("role")? {
-            Some("developer" | "system") => "system",
-            Some("assistant") => "assistant",
-            Some("user") => "user",
-            other => {
-                let name = item.name("role");
-                let found: String = other.unwrap_or("none").chars().take(40).collect();
-                let message =
-                    format!("{name} must be user, assistant, system or developer, found {found:?}");
-                return Err(ApiError::param(name, message));
-            }
-        };
+        let roles = ["user", "assistant", "system", "developer"];
+        let role = read_role(item, &roles, "user, assistant, system or developer")?;
         let content = item.get("content").unwrap_or(&Value::Null);
         let text = if content.is_null() && role == "assistant" {
             String::new()
         } else {
-            read_content(content, &item.name("content"))?
+            read_text(content, &item.name("content"), Others::Refused)?
         };
         if role == "assistant" {
-            append(&mut self.turn().content, &text);
-        } else {
-            self.close();
-            self.messages.push(json!({"role": role, "content": text}));
+            self.turn.say(&text);
+            return Ok(());
         }
+        self.close();
+        let mut message = Draft::new(role);
+        message.say(&text);
+        self.messages.push(message.take());
         Ok(())
     }
 
-    fn turn(&mut self) -> &mut Turn {
-        self.turn.get_or_insert_default()
-    }
-
     fn close(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            self.messages
-                .push(assistant(&turn.content, &turn.thoughts, turn.calls));
+        if self.turn.is_used() {
+            self.messages.push(self.turn.take());
         }
     }
-}
-
-/// A message of the assistant.
-pub fn assistant(content: &str, thoughts: &str, calls: Vec<Value>) -> Value {
-    let mut message = Map::new();
-    message.insert("role".into(), "assistant".into());
-    message.insert("content".into(), content.into());
-    if !thoughts.is_empty() {
-        message.insert("reasoning_content".into(), thoughts.into());
-    }
-    if !calls.is_empty() {
-        message.insert("tool_calls".into(), calls.into());
-    }
-    Value::Object(message)
 }
 
 /// Reasoning in the clear, or by our handle.
@@ -154,26 +114,6 @@ fn reasoning(item: &Fields<'_>) -> Result<String, ApiError> {
         text.push_str(handle.strip_prefix(HANDLE).unwrap_or_default());
     }
     Ok(text)
-}
-
-/// Arguments come as JSON text; what is no object stays as it came.
-fn object_of(arguments: Option<&Value>) -> Value {
-    let Some(arguments) = arguments else {
-        return json!({});
-    };
-    let parsed = arguments
-        .as_str()
-        .and_then(|text| serde_json::from_str::<Value>(text).ok());
-    parsed
-        .filter(Value::is_object)
-        .unwrap_or_else(|| arguments.clone())
-}
-
-fn append(text: &mut String, more: &str) {
-    if !text.is_empty() && !more.is_empty() {
-        text.push('\n');
-    }
-    text.push_str(more);
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use rootstock::radix::Token;
 use serde_json::{Map, Value, json};
 
+use crate::chat::message::Draft;
 use crate::openai::generation::{Finish, Generation};
-use crate::responses::input::{HANDLE, assistant};
+use crate::responses::input::HANDLE;
 use crate::responses::request::Names;
 use crate::tools::call::Call;
 
@@ -120,7 +121,7 @@ pub struct Output {
     open: Option<(Kind, String)>,
     text: String,
     thoughts: String,
-    calls: Vec<Value>,
+    calls: Vec<(String, Call)>,
 }
 
 impl Output {
@@ -174,9 +175,7 @@ impl Output {
             item["namespace"] = namespace.into();
         }
         self.items.push(item);
-        self.calls
-            .push(json!({"id": format!("call_{call_id}"), "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments}}));
+        self.calls.push((format!("call_{call_id}"), call.clone()));
     }
 
     /// The id of the item that is open or comes next.
@@ -191,7 +190,13 @@ impl Output {
 
     /// The answer as a message of the conversation.
     pub fn message(&self) -> Value {
-        assistant(&self.text, &self.thoughts, self.calls.clone())
+        let mut message = Draft::new("assistant");
+        message.say(&self.text);
+        message.think(&self.thoughts);
+        for (id, call) in &self.calls {
+            message.call(id, &call.name, Value::Object(call.arguments.clone()));
+        }
+        message.take()
     }
 }
 

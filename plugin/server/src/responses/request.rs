@@ -1,13 +1,11 @@
 //! The body of `/v1/responses`.
 
-use rootstock::scheduler::SamplingParams;
-use serde_json::Value;
-
 use crate::chat::conversation::{Conversation, Format, Tool, ToolChoice};
+use crate::chat::tools::{check_choice, read_choice, read_function, read_schema};
 use crate::http::api_error::ApiError;
 use crate::openai::ask::{Ask, random_seed};
-use crate::openai::fields::{Fields, wrong_type};
-use crate::openai::messages::{check_choice, read_function};
+use crate::openai::fields::Fields;
+use rootstock::scheduler::SamplingParams;
 
 /// The names by which the model knows tools of namespaces, and what clients call them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,8 +73,8 @@ pub fn read_tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Names), ApiError> {
 /// # Errors
 /// The first field that is wrong.
 pub fn read_talk(fields: &Fields<'_>, tools: Vec<Tool>) -> Result<Conversation, ApiError> {
-    let choice = read_choice(fields)?;
-    check_choice(&tools, &choice, "tool_choice")?;
+    let choice = read_choice(fields, read_named)?;
+    check_choice(&tools, &choice)?;
     Ok(Conversation {
         tools,
         choice,
@@ -117,37 +115,18 @@ pub fn read_ask(fields: &Fields<'_>) -> Result<Ask, ApiError> {
     })
 }
 
-fn read_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
-    let mode = |name: &str| match name {
-        "none" => ToolChoice::None,
-        "required" => ToolChoice::Required,
-        _ => ToolChoice::Auto,
-    };
-    match fields.get("tool_choice") {
-        None => Ok(ToolChoice::Auto),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" | "none" | "required" => Ok(mode(choice)),
-            other => {
-                let other: String = other.chars().take(40).collect();
-                let message =
-                    format!("tool_choice must be auto, none or required, found {other:?}");
-                Err(ApiError::param("tool_choice", message))
-            }
+/// `tool_choice` by a word, a function's name, or a mode with some of the tools.
+fn read_named(choice: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+    Ok(match choice.text("type")? {
+        Some("function") => ToolChoice::Named(choice.text("name")?.unwrap_or_default().to_owned()),
+        Some("allowed_tools") => match choice.text("mode")? {
+            Some("none") => ToolChoice::None,
+            Some("required") => ToolChoice::Required,
+            Some(_) | None => ToolChoice::Auto,
         },
-        Some(choice @ Value::Object(_)) => {
-            let choice = Fields::at(choice, "tool_choice")?;
-            match choice.text("type")? {
-                Some("function") => {
-                    let name = choice.text("name")?.unwrap_or_default();
-                    Ok(ToolChoice::Named(name.to_owned()))
-                }
-                Some("allowed_tools") => Ok(mode(choice.text("mode")?.unwrap_or_default())),
-                // A tool that is hosted elsewhere cannot be called here.
-                Some(_) | None => Ok(ToolChoice::Auto),
-            }
-        }
-        Some(other) => Err(wrong_type("tool_choice", "a string or an object", other)),
-    }
+        // A tool that is hosted elsewhere cannot be called here.
+        Some(_) | None => ToolChoice::Auto,
+    })
 }
 
 /// `text.format`.
@@ -163,13 +142,7 @@ fn read_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
     match format.text("type")? {
         Some("text") | None => Ok(Format::Text),
         Some("json_object") => Ok(Format::JsonObject),
-        Some("json_schema") => match format.get("schema") {
-            Some(schema @ Value::Object(_)) => Ok(Format::Schema(schema.clone())),
-            other => {
-                let found = other.unwrap_or(&Value::Null);
-                Err(wrong_type("text.format.schema", "an object", found))
-            }
-        },
+        Some("json_schema") => read_schema(&format),
         Some(other) => {
             let other: String = other.chars().take(40).collect();
             let message = format!(
