@@ -1,17 +1,20 @@
-//! A whole server over the parrot of the HTTP tests, for agent programs: the model says what stands
-//! behind the last `~` of its prompt. A first user prompt that ends in `~<tool_call>..` makes it
-//! call a tool, whose result may hold the next `~`, and so on: a scripted session without a model.
+//! A whole server over the parrot of the HTTP tests, for agent programs: the model says, turn by
+//! turn, what a script file holds (see `script.rs` of the HTTP tests), and each request is a line
+//! on standard output with the tokens of its prompt and how many of them were cached.
 //!
-//! `cargo run -p rootstock-tests --example scripted_server -- PORT`
+//! `cargo run -p rootstock-tests --example scripted_server -- PORT SCRIPT`
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
     dead_code,
     reason = "it shares files with tests and stops at the first surprise"
 )]
 
 #[path = "../tests/http/parrot.rs"]
 mod parrot;
+#[path = "../tests/http/script.rs"]
+mod script;
 #[path = "../tests/http/tiny_model.rs"]
 mod tiny_model;
 
@@ -29,14 +32,15 @@ const PAGES: u32 = 4 * CONTEXT / PAGE_TOKENS;
 
 #[tokio::main]
 async fn main() {
-    let port = std::env::args()
-        .nth(1)
-        .map_or(0, |port| port.parse().unwrap());
+    let mut words = std::env::args().skip(1);
+    let port = words.next().map_or(0, |port| port.parse().unwrap());
+    let script = std::fs::read_to_string(words.next().unwrap()).unwrap();
     let model = tiny_model::TinyModel::without_weights();
     let file = Gguf::open(&model.path).unwrap();
     let perch = parrot::Perch::default();
     perch.open();
     let backend = parrot::Parrot::new(&perch, PAGES, PAGE_TOKENS);
+    let backend = backend.playing(script::Script::read(&script));
     let identity = ModelIdentity {
         name: "parrot".into(),
         revision: "1".into(),

@@ -24,6 +24,7 @@ mod openai;
 mod parrot;
 mod replicas;
 mod responses;
+mod script;
 mod server;
 mod tiers;
 mod tiny_model;

@@ -3,6 +3,9 @@
 //! `^` fails the step, `` ` `` panics in it, `@` waits until the test opens the gate, and then is
 //! spoken like any other. Where a grammar forbids its next token it says the first that is allowed.
 //!
+//! With a script it says that instead, see [`super::script`]. Where a grammar forbids what it
+//! would say next, it closes what is open before anything else, so that it comes to an end.
+//!
 //! It keeps the tokens themselves on the KV pages and reads them back through the page tables, so
 //! a wrong page changes the text.
 
@@ -15,7 +18,8 @@ use rootstock::memory::{
 use rootstock::scheduler::{Logprobs, Row, RowInput, RowOut, StepOutput, StepPlan, TokenLogprob};
 use rootstock::{Backend, Caps, Masks, StepError};
 
-use super::tiny_model::{IM_END, VOCAB};
+use super::script::Script;
+use super::tiny_model::{IM_END, IM_START, VOCAB};
 
 const SAY: u32 = b'~' as u32;
 const FAIL: u32 = b'^' as u32;
@@ -88,6 +92,11 @@ pub(crate) struct Parrot {
     kv: Vec<u32>,
     done: BTreeMap<u64, StepOutput>,
     masks: Option<Arc<dyn Masks>>,
+    script: Option<Script>,
+    /// What requests are being told, by request: the scripted line.
+    lines: BTreeMap<u64, Vec<u32>>,
+    /// Prompt tokens found in the cache, by request.
+    cached: BTreeMap<u64, u32>,
 }
 
 impl Parrot {
@@ -107,7 +116,43 @@ impl Parrot {
             kv: vec![u32::MAX; ((pages + 1) * page_tokens) as usize],
             done: BTreeMap::new(),
             masks: None,
+            script: None,
+            lines: BTreeMap::new(),
+            cached: BTreeMap::new(),
         }
+    }
+
+    /// The same with lines to say. It prints one line a request: whose turn, and how many tokens
+    /// of its prompt were cached.
+    pub(crate) fn playing(mut self, script: Script) -> Parrot {
+        self.script = Some(script);
+        self
+    }
+
+    /// The scripted line of a request, at its first token.
+    fn begin_line(&mut self, request: u64, prompt: &[u32]) {
+        let Some(script) = &self.script else {
+            return;
+        };
+        if self.lines.contains_key(&request) {
+            return;
+        }
+        let text = |token: &u32| match *token {
+            IM_START => "<|im_start|>".into(),
+            IM_END => "<|im_end|>".into(),
+            byte => String::from(char::from(u8::try_from(byte).unwrap_or(b'?'))),
+        };
+        let text: String = prompt.iter().map(text).collect();
+        let line = script.line(&text);
+        let cached = self.cached.get(&request).copied().unwrap_or(0);
+        println!(
+            "turn {:?} {} prompt {} cached {cached}",
+            line.marker,
+            line.turn,
+            prompt.len()
+        );
+        let said = line.text.bytes().map(u32::from).collect();
+        self.lines.insert(request, said);
     }
 
     fn slot(&self, plan: &StepPlan, row: &Row, position: u32) -> usize {
@@ -125,6 +170,7 @@ impl Parrot {
                 self.kv[slot] = *token;
             }
             self.perch.inner.state.lock().unwrap().computed += u64::from(row.len);
+            self.cached.entry(row.request.0).or_insert(row.first_pos);
             rows.push(self.draw(plan, row)?);
         }
         Ok(StepOutput { rows })
@@ -134,19 +180,14 @@ impl Parrot {
         let Some(sample) = &row.sample else {
             return Ok(RowOut::default());
         };
-        let length = row.first_pos + row.len;
-        let history: Vec<u32> = (0..length)
-            .map(|position| self.kv[self.slot(plan, row, position)])
-            .collect();
-        let prompt = &history[..(length - sample.output_index) as usize];
-        let start = prompt
-            .iter()
-            .rposition(|token| *token == SAY)
-            .map_or(0, |at| at + 1);
-        let token = prompt
-            .get(start + sample.output_index as usize)
-            .copied()
-            .unwrap_or(IM_END);
+        let line = self.lines.get(&row.request.0);
+        let token = match line {
+            Some(line) => {
+                let next = line.get(sample.output_index as usize);
+                next.copied().unwrap_or(IM_END)
+            }
+            None => self.first_or_echo(plan, row, sample.output_index),
+        };
         self.obey(token, plan.id)?;
         let token = self.allowed(row, sample.output_index, token);
         *self
@@ -176,7 +217,27 @@ impl Parrot {
         })
     }
 
-    /// The token, or the first that the request's grammar allows instead.
+    /// What the prompt or the script wants said.
+    fn first_or_echo(&mut self, plan: &StepPlan, row: &Row, output_index: u32) -> u32 {
+        let length = row.first_pos + row.len;
+        let history: Vec<u32> = (0..length)
+            .map(|position| self.kv[self.slot(plan, row, position)])
+            .collect();
+        let prompt = &history[..(length - output_index) as usize];
+        self.begin_line(row.request.0, prompt);
+        let (said, start) = match self.lines.get(&row.request.0) {
+            Some(line) => (line.as_slice(), 0),
+            None => {
+                let start = prompt.iter().rposition(|token| *token == SAY);
+                (prompt, start.map_or(0, |at| at + 1))
+            }
+        };
+        said.get(start + output_index as usize)
+            .copied()
+            .unwrap_or(IM_END)
+    }
+
+    /// The token, or what the request's grammar allows instead: an end before anything else.
     fn allowed(&self, row: &Row, index: u32, token: u32) -> u32 {
         let Some(masks) = &self.masks else {
             return token;
@@ -187,7 +248,10 @@ impl Parrot {
         };
         let token = match masks.allowed(row.request, index) {
             Some(mask) if !allows(&mask, token) => {
-                (0..VOCAB).find(|token| allows(&mask, *token)).unwrap()
+                let ends = [IM_END, u32::from(b'"'), u32::from(b'}'), u32::from(b']')];
+                let ends = ends.into_iter().filter(|_| token == IM_END);
+                let mut all = ends.chain(0..VOCAB);
+                all.find(|token| allows(&mask, *token)).unwrap()
             }
             Some(_) | None => token,
         };
