@@ -139,8 +139,8 @@ impl Events {
 }
 
 impl PrefixCache {
-    /// Grows whenever pages become matchable in a tier or go from one: while it stays, a probe gives
-    /// what it gave before.
+    /// Grows whenever pages become matchable in a tier or go from one: while it stays, a probe
+    /// gives what it gave before.
     pub fn revision(&self) -> u64 {
         self.revision
     }

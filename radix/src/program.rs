@@ -165,6 +165,14 @@ impl PrefixCache {
         self.programs.known((tenant, ns), name)
     }
 
+    /// The programs of this name in all namespaces of a tenant. Cost: the namespaces that have
+    /// programs.
+    pub fn programs_named(&self, tenant: TenantId, name: &str) -> impl Iterator<Item = ProgramId> {
+        let owned = self.programs.by_name.iter();
+        let owned = owned.filter(move |((owner, _), _)| *owner == tenant);
+        owned.filter_map(move |(_, names)| names.get(name).copied())
+    }
+
     /// What is known of a program; `None` when nothing is.
     pub fn program_stats(&self, program: ProgramId) -> Option<ProgramStats> {
         let known = self.programs.by_id.get(&program)?;

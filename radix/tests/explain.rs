@@ -196,7 +196,7 @@ fn hashes_from_the_root_give_the_tokens_back() {
     let mut wrong = cache.hashes(&long);
     wrong[5] += 1;
     assert_eq!(tokens(&wrong), long[..5 * P as usize]);
-    assert_eq!(tokens(&[1, 2]), []);
+    assert!(tokens(&[1, 2]).is_empty());
 }
 
 #[test]

@@ -49,7 +49,6 @@ fn no_request_ever_meets_wrong_bytes_and_nothing_is_lost() {
         fetched > done / 2_000,
         "{fetched} pages from storage are too few"
     );
-    assert!(seen > 0, "nothing was looked for and found");
     println!(
         "{done} operations of seed {seed}, {promoted} promotions, {fetched} pages from storage, \
          {seen} seen there: all bytes right"

@@ -1,9 +1,9 @@
 //! Who of the waiting is looked up in the cache again, when what is cached has changed.
 //!
-//! Two ways. When a request computes pages, those who wait for the very same prefix are found by its
-//! hashes (`groups.rs`) and looked up in the next step. And after any change of the cache, by whomever
-//! and where pages went, the queue is gone through once, a few at a time, the first of it each time.
-//! While nothing changes nobody is looked up.
+//! Two ways. When a request computes pages, those who wait for the very same prefix are found by
+//! its hashes (`groups.rs`) and looked up in the next step. And after any change of the cache, by
+//! whomever and where pages went, the queue is gone through once, a few at a time, the first of it
+//! each time. While nothing changes nobody is looked up.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,11 +1,12 @@
 //! The agent fleet on the whole core in virtual time: `fleet_sim thrash|router [PROGRAMS]`.
 //!
-//! `thrash`: one replica with a third of the fleet's working set; program-aware admission off and on
-//! with several bounds of the wait. `router`: four replicas; the modes of the router, and affinity.
+//! `thrash`: one replica with a third of the fleet's working set; program-aware admission off and
+//! on with several bounds of the wait. `router`: four replicas; the modes of the router, and
+//! affinity.
 //!
-//! Closed loop: 128 programs run at once, the next turn of each comes its tool's time after the last
-//! one ended, and a program that has ended is replaced. Steps take what a linear model says; the
-//! figures of the model are printed.
+//! Closed loop: 128 programs run at once, the next turn of each comes its tool's time after the
+//! last one ended, and a program that has ended is replaced. Steps take what a linear model says;
+//! the figures of the model are printed.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
 use std::cmp::Reverse;
@@ -92,8 +93,8 @@ fn main() {
     let turns = turns_of(&fleet, programs);
     let working_set = working_set(&fleet, &turns);
     println!(
-        "{} programs, {ACTIVE} at a time; largest prompts of those at a time: {working_set} tokens; \
-         step: {} ms + {} us a token + {} ns a KV position",
+        "{} programs, {ACTIVE} at a time, which hold {working_set} tokens in the mean; a step: \
+         {} ms + {} us a token + {} ns a KV position",
         turns.len(),
         STEP[0] / 1e6,
         STEP[1] / 1e3,

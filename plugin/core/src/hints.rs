@@ -17,7 +17,7 @@ mod retention;
 mod session;
 mod ttl;
 
-use rootstock_radix::{ContextKind, Hints};
+use rootstock_radix::{ContextKind, Hints, Ttl};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -85,7 +85,7 @@ pub struct ParsedHints {
     pub lifecycle: Vec<(String, String)>,
     /// `kv_hints`, at the top level or under `nvext`, as sent: verbs for whoever carries them out.
     pub kv_hints: Option<Value>,
-    /// What the operator allows; [`ParsedHints::restrict`] sets it.
+    /// What the operator lets this caller ask for.
     pub ceiling: Ceiling,
 }
 
@@ -99,6 +99,10 @@ pub struct Ceiling {
     pub strict: u32,
     /// Longest jump of the queue, in seconds.
     pub jump_s: f64,
+    /// Prefixes that one request may pin.
+    pub pins: u32,
+    /// Longest lifetime of a pin, in seconds.
+    pub pin_s: u64,
 }
 
 impl Default for Ceiling {
@@ -108,6 +112,8 @@ impl Default for Ceiling {
             priority: i32::MAX,
             strict: u32::MAX,
             jump_s: f64::MAX,
+            pins: u32::MAX,
+            pin_s: u64::MAX,
         }
     }
 }
@@ -150,6 +156,35 @@ impl ParsedHints {
             hints.jump_s = jump_s;
         }
         hints.ignored.extend(notes);
+        self.ceiling = *ceiling;
+        self.pin([]);
+    }
+
+    /// Adds prefixes to pin, within the ceiling; what is above it is lowered and noted.
+    pub fn pin(&mut self, pins: impl IntoIterator<Item = (u32, Ttl)>) {
+        let Ceiling {
+            pins: most, pin_s, ..
+        } = self.ceiling;
+        let hints = &mut self.hints;
+        hints.pins.extend(pins);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        if hints.pins.len() > most {
+            let found = hints.pins.len();
+            hints.pins.sort_by_key(|(tokens, _)| *tokens);
+            hints
+                .ignored
+                .push(format!("{found} pins, at most {most} are kept"));
+            // The longest prefixes hold the others.
+            hints.pins.drain(..found - most);
+        }
+        let mut is_lowered = false;
+        for (_, ttl) in &mut hints.pins {
+            is_lowered |= ttl.seconds > pin_s;
+            ttl.seconds = ttl.seconds.min(pin_s);
+        }
+        if is_lowered {
+            hints.ignored.push(format!("pins clamped to {pin_s} s"));
+        }
     }
 
     /// Puts the operator's salt in place of the caller's, whatever that was.

@@ -1,10 +1,10 @@
 //! Where requests are: the router of `rootstock_scheduler` fed with what the core knows.
 //!
 //! Each arrival goes where the router says, by cached prefix and load. Where all it may go to are
-//! over the queue threshold it is parked: it waits beside the queue of the replica with the least in
-//! front of it, in the router's order, and is placed when one has come below the threshold, by what
-//! is cached then. And an idle replica takes over the request that another has just tried in vain to
-//! start, so that nobody waits for a seat while one is free elsewhere.
+//! over the queue threshold it is parked: it waits beside the queue of the replica with the least
+//! in front of it, in the router's order, and is placed when one has come below the threshold, by
+//! what is cached then. And an idle replica takes over the request that another has just tried in
+//! vain to start, so that nobody waits for a seat while one is free elsewhere.
 //!
 //! Speculative work goes where most of its prefix is, and weighs nothing.
 

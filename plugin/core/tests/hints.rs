@@ -356,6 +356,7 @@ fn an_operator_bounds_priorities_and_binds_the_salt() {
         priority: 5,
         strict: 0,
         jump_s: 30.0,
+        ..Ceiling::default()
     });
     parsed.bind_salt("mine");
     assert_eq!((parsed.hints.priority, parsed.hints.strict), (5, 0));
@@ -370,6 +371,22 @@ fn an_operator_bounds_priorities_and_binds_the_salt() {
         ..Ceiling::default()
     });
     assert!(low.hints.jump_s >= 0.0);
+    let ttl = |seconds| Ttl {
+        seconds,
+        clamped: false,
+    };
+    low.restrict(&Ceiling {
+        pins: 2,
+        pin_s: 60,
+        ..Ceiling::default()
+    });
+    low.pin([(WHOLE_PROMPT, ttl(300)), (16, ttl(30)), (64, ttl(90))]);
+    let kept = [(64, ttl(60)), (WHOLE_PROMPT, ttl(60))];
+    assert_eq!(
+        low.hints.pins, kept,
+        "the longest are kept, for as long as may be"
+    );
+    assert_eq!(low.hints.ignored.len(), 2, "{:?}", low.hints.ignored);
 }
 
 #[test]

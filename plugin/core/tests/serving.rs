@@ -240,6 +240,7 @@ fn a_caller_cannot_raise_its_priority_above_the_ceiling() {
         priority: 0,
         strict: 0,
         jump_s: 0.0,
+        ..Ceiling::default()
     };
     assert_eq!(first_served(ceiling), 0, "with one it keeps its place");
 }

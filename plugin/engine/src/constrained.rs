@@ -22,7 +22,7 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Map, Value, json};
 
-pub use calls::{AnswerGrammar, CallGrammar, Mark, Marks};
+pub use calls::{AnswerGrammar, CALLS_MAX, CallGrammar, Mark, Marks};
 pub use masks::GrammarMasks;
 
 use crate::tokenizer::{TokenKind, Tokenizer};

@@ -118,6 +118,10 @@ fn a_thousand_corruptions_of_the_folder_never_change_a_text() {
         let all = files(&folder);
         let (path, other) = (&all[below(all.len())], &all[below(all.len())]);
         let mut record = fs::read(path).unwrap();
+        if record.is_empty() {
+            // Cut to nothing in an earlier round, and not met since.
+            record = vec![0; 64];
+        }
         match below(6) {
             0 => {
                 let at = below(record.len());

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use rootstock::hints::Compat;
 
 use crate::anthropic::reply::error_response;
 use crate::anthropic::routes as anthropic;
+use crate::chat::derived::Agents;
 use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
 use crate::control::{access, actions, flush, stats, tree, why};
@@ -54,6 +55,8 @@ pub struct App {
     pub signs: Signs,
     /// Who may ask; everybody without.
     pub keys: Option<Keys>,
+    /// What requests of agent programs tell by themselves, unless that is switched off.
+    pub agents: Option<Arc<Agents>>,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -73,6 +76,8 @@ pub struct ApiOptions {
     pub signs: Signs,
     /// Who may ask; everybody without.
     pub keys: Option<Keys>,
+    /// Whether hints are derived that nobody gave.
+    pub derive_hints: bool,
 }
 
 impl Default for ApiOptions {
@@ -82,6 +87,7 @@ impl Default for ApiOptions {
             strip_preamble: true,
             signs: Signs::default(),
             keys: None,
+            derive_hints: true,
         }
     }
 }
@@ -104,6 +110,7 @@ impl App {
             strip_preamble,
             signs,
             keys,
+            derive_hints,
         } = options;
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
@@ -114,6 +121,7 @@ impl App {
             strip_preamble,
             signs,
             keys,
+            agents: derive_hints.then(Arc::default),
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
@@ -151,6 +159,7 @@ impl App {
             .route("/health", get(admin::health))
             .route("/ready", get(admin::ready))
             .route("/metrics", get(admin::metrics))
+            .route("/openapi.json", get(admin::openapi))
             .route("/v1/models", get(admin::models))
             .route("/v1/models/{*name}", get(admin::model))
             .route("/v1/chat/completions", post(routes::chat))
@@ -184,15 +193,18 @@ async fn echo_label(request: Request, next: Next) -> Response<Body> {
 }
 
 /// Paths that answer without a key: probes and what this is. Flushing is for this machine only.
-const OPEN_PATHS: [&str; 4] = ["/", "/health", "/ready", "/flush_cache"];
+const OPEN_PATHS: [&str; 5] = ["/", "/health", "/ready", "/flush_cache", "/openapi.json"];
 
 /// With keys, whoever has none is told so before anything is read.
 async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
     let is_open = OPEN_PATHS.contains(&request.uri().path());
-    if let Some(keys) = app.keys.as_ref().filter(|_| !is_open)
-        && let Err(error) = keys.tenant(request.headers())
-    {
-        return refuse(&request, &error);
+    if let Some(keys) = app.keys.as_ref().filter(|_| !is_open) {
+        let begins = request.method() == Method::POST;
+        let tenant = keys.tenant(request.headers());
+        let allowed = tenant.and_then(|tenant| if begins { tenant.begin() } else { Ok(()) });
+        if let Err(error) = allowed {
+            return refuse(&request, &error);
+        }
     }
     next.run(request).await
 }

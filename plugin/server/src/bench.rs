@@ -2,11 +2,11 @@
 //! speaks OpenAI's chat completions.
 //!
 //! A program is a conversation that grows turn by turn. In the scenario `mixed` some programs are
-//! user-facing and think between turns, others work in the background with short pauses of tools for
-//! as long as the former run; in `nat` each program is the graph of seven calls of NVIDIA's agent
-//! toolkit latency demo: one of high importance, four long ones side by side of low importance, one of
-//! medium, and a short one of high importance. With `--hints` the calls say so in `nvext`, which other
-//! servers ignore.
+//! user-facing and think between turns, others work in the background with short pauses of tools
+//! for as long as the former run; in `nat` each program is the graph of seven calls of NVIDIA's
+//! agent toolkit latency demo: one of high importance, four long ones side by side of low
+//! importance, one of medium, and a short one of high importance. With `--hints` the calls say so
+//! in `nvext`, which other servers ignore.
 //!
 //! `client.rs` speaks HTTP, `script.rs` says what is asked, `runner.rs` when, `report.rs` and
 //! `plot.rs` tell what came of it.

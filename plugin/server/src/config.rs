@@ -84,6 +84,8 @@ pub struct Config {
     pub api_keys: Option<PathBuf>,
     /// Whether the billing line at the head of an agent's system prompt is left out.
     pub strip_anthropic_preamble: bool,
+    /// Whether hints are derived that nobody gave.
+    pub derive_hints: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
     pub aging_s: f64,
     /// Seconds for which programs that do not fit wait; 0 is off.
@@ -155,6 +157,7 @@ impl Config {
         Ok(ApiOptions {
             compat: self.compat.into(),
             strip_preamble: self.strip_anthropic_preamble,
+            derive_hints: self.derive_hints,
             keys: self.api_keys.as_deref().map(Keys::read).transpose()?,
             ..ApiOptions::default()
         })
@@ -200,6 +203,7 @@ impl Config {
             compat: options.compat.unwrap_or_default(),
             api_keys: options.api_keys.clone(),
             strip_anthropic_preamble: options.strip_anthropic_preamble.unwrap_or(true),
+            derive_hints: options.derive_hints.unwrap_or(true),
             aging_s: options.aging_s.unwrap_or(30.0),
             program_wait_s: options.program_wait_s.unwrap_or(60.0),
             threads: options.threads,
@@ -259,6 +263,7 @@ impl Config {
             compat: Some(self.compat),
             api_keys: self.api_keys.clone(),
             strip_anthropic_preamble: Some(self.strip_anthropic_preamble),
+            derive_hints: Some(self.derive_hints),
             aging_s: Some(self.aging_s),
             program_wait_s: Some(self.program_wait_s),
             threads: self.threads,

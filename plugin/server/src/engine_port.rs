@@ -24,8 +24,8 @@ pub use rootstock_engine::constrained::Grammar;
 pub use rootstock_engine::history::AnswerPlace;
 pub use rootstock_engine::service::Event;
 
-use crate::control::memory::Memory;
 use crate::chat::ahead::{Ahead, Claim};
+use crate::control::memory::Memory;
 use crate::control::sessions::Sessions;
 use crate::control::why::{Asked, Finding};
 use crate::engine_metrics;
@@ -242,13 +242,16 @@ impl Engine {
     ///
     /// # Errors
     /// Whatever refuses it; nothing is kept of it then.
-    pub async fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
+    pub async fn submit(&self, mut job: Job) -> Result<Ticket, ApiError> {
         let stop_tokens = self.stop_tokens(&job);
         if let Some(session) = &job.hints.program {
             self.sessions
                 .note(job.salt.as_deref(), session, &job.tokens);
         }
         let claim = self.ahead.arrived(job.salt.as_deref(), &job.tokens);
+        for name in [&mut job.hints.program, &mut job.hints.parent] {
+            *name = name.take().map(|name| scoped(job.salt.as_deref(), &name));
+        }
         let why = self.why(&job).await;
         let submission = Submission {
             min_tokens: job.min_tokens,
@@ -340,6 +343,14 @@ impl Engine {
     /// Keeps a finished answer for prompts to come.
     pub fn remember(&self, place: AnswerPlace, ids: &[Token]) {
         self.history.record(place, ids);
+    }
+}
+
+/// The name under which the core knows a session: those of two salts are never one.
+pub fn scoped(salt: Option<&str>, session: &str) -> String {
+    match salt {
+        Some(salt) => format!("{}:{salt}/{session}", salt.len()),
+        None => session.to_owned(),
     }
 }
 

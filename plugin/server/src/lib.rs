@@ -34,6 +34,7 @@ pub mod http {
     pub mod lifecycle;
     pub mod linger;
     pub mod listener;
+    pub mod rate;
     pub mod sse;
     pub mod stall_guard;
 }
@@ -52,6 +53,7 @@ pub mod anthropic {
 pub mod chat {
     pub mod ahead;
     pub mod conversation;
+    pub mod derived;
     pub mod message;
     pub mod stream;
     pub mod tools;

@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use rootstock::scheduler::CachedTokens;
 
+use crate::chat::derived::Kind;
 use crate::openai::generation::ChoiceUsage;
 
 /// The media type of [`Metrics::text`].
@@ -68,6 +69,11 @@ struct ResponseLabel {
     status: u16,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
 /// All metrics of the server.
 pub struct Metrics {
     registry: Registry,
@@ -77,6 +83,7 @@ pub struct Metrics {
     reused_tokens: Family<TierLabel, Counter>,
     completion_tokens: Counter,
     ignored_hints: Counter,
+    derived_hints: Family<KindLabel, Counter>,
     queue_s: Histogram,
     ttft_s: Histogram,
     tpot_s: Histogram,
@@ -99,6 +106,7 @@ impl Metrics {
             reused_tokens: Family::default(),
             completion_tokens: Counter::default(),
             ignored_hints: Counter::default(),
+            derived_hints: Family::default(),
             queue_s: Histogram::new(LATENCY_S),
             ttft_s: Histogram::new(LATENCY_S),
             tpot_s: Histogram::new(TOKEN_S),
@@ -143,6 +151,11 @@ impl Metrics {
             "ignored_hints",
             "Fields of nvext that were not understood",
             self.ignored_hints.clone(),
+        );
+        registry.register(
+            "derived_hints",
+            "Hints that requests of agent programs gave without saying so, by kind",
+            self.derived_hints.clone(),
         );
         registry.register(
             "queue_seconds",
@@ -200,6 +213,12 @@ impl Metrics {
     pub fn ignored(&self, fields: usize) {
         self.ignored_hints
             .inc_by(u64::try_from(fields).unwrap_or(u64::MAX));
+    }
+
+    /// Counts a hint that nobody gave.
+    pub fn derived(&self, kind: Kind) {
+        let kind = kind.name();
+        self.derived_hints.get_or_create(&KindLabel { kind }).inc();
     }
 
     /// Everything in the OpenMetrics text format.

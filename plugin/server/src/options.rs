@@ -64,8 +64,8 @@ options! {
     /// When KV pages are copied to the host tier [default: selective]
     #[arg(long, env = "ROOTSTOCK_WRITE_POLICY", value_name = "POLICY")]
     write_policy: WriteName,
-    /// Storage tier below the host tier, such as `fs:///var/lib/rootstock`: what is on host is kept
-    /// there too, and found again after a restart. Needs a build with `--features storage`
+    /// Storage tier below the host tier, such as `fs:///var/lib/rootstock`: what is on host is
+    /// kept there too, and found again after a restart. Needs a build with `--features storage`
     #[arg(long, env = "ROOTSTOCK_STORAGE", value_name = "URI")]
     storage: String,
     /// Size of the storage tier in MiB [default: 16384]
@@ -98,9 +98,9 @@ options! {
     /// 0 takes the least cost; above, requests spread [default: 0]
     #[arg(long, env = "ROOTSTOCK_ROUTER_TEMPERATURE", value_name = "TEMPERATURE")]
     router_temperature: f64,
-    /// A replica with more prompt tokens to compute than this times --step-tokens is busy, and while
-    /// all are, requests wait for the first that is not; an idle replica never is
-    /// [default: nobody is ever busy]
+    /// A replica with more prompt tokens to compute than this times --step-tokens is busy, and
+    /// while all are, requests wait for the first that is not; an idle replica never is [default:
+    /// nobody is ever busy]
     #[arg(long, env = "ROOTSTOCK_ROUTER_QUEUE_THRESHOLD", value_name = "FACTOR")]
     router_queue_threshold: f64,
     /// Order of those who wait so [default: fcfs]
@@ -180,6 +180,10 @@ options! {
     /// fit the cache together; 0 lets all in at once [default: 60]
     #[arg(long, env = "ROOTSTOCK_PROGRAM_WAIT_S", value_name = "SECONDS")]
     program_wait_s: f64,
+    /// Derive hints that nobody gave from what agent programs send: side requests, small models,
+    /// children that come and end, tool gaps [default: true]
+    #[arg(long, env = "ROOTSTOCK_DERIVE_HINTS", value_name = "BOOL")]
+    derive_hints: bool,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
     #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
     aging_s: f64,

@@ -37,7 +37,7 @@ fn call_text(arguments: &str) -> String {
 }
 
 /// A message put together from its events, in the form of a plain answer.
-fn assembled(events: &[(String, Value)]) -> Value {
+pub(crate) fn assembled(events: &[(String, Value)]) -> Value {
     let mut message = Value::Null;
     let mut blocks: Vec<Value> = Vec::new();
     for (name, event) in events {
@@ -81,7 +81,7 @@ fn assembled(events: &[(String, Value)]) -> Value {
 }
 
 /// The part of an answer that does not differ from one request to the next.
-fn lasting(mut message: Value) -> Value {
+pub(crate) fn lasting(mut message: Value) -> Value {
     message["id"] = Value::Null;
     for block in message["content"].as_array_mut().unwrap() {
         if block["type"] == "tool_use" {

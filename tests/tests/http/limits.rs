@@ -91,6 +91,26 @@ fn beyond_the_connection_cap_clients_are_told_so() {
 }
 
 #[test]
+fn a_thousand_idle_connections_and_a_hundred_megabytes_leave_the_server_responsive() {
+    let server = with_limits(HttpLimits::default());
+    let idle: Vec<Open> = (0..1000).map(|_| Open::start(server.address)).collect();
+    let ask = || server.post("/v1/completions", &completion("~here")).json();
+    assert_eq!(ask()["choices"][0]["text"], "here");
+    // Declared, the body is refused unread; in pieces, it is refused at the limit.
+    let mut declared = Open::start(server.address);
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\n";
+    declared.raw(format!("{head}content-length: 104857600\r\n\r\n").as_bytes());
+    assert_eq!(declared.answer().status, 413);
+    let mut pieces = Open::start(server.address);
+    pieces.raw(format!("{head}transfer-encoding: chunked\r\n\r\n").as_bytes());
+    let piece = format!("100000\r\n{}\r\n", " ".repeat(1 << 20)).repeat(100);
+    let refused = pieces.raw_until_refused(piece.as_bytes());
+    assert!(refused.is_none_or(|status| status == 413), "{refused:?}");
+    assert_eq!(ask()["choices"][0]["text"], "here");
+    drop(idle);
+}
+
+#[test]
 fn a_full_queue_is_429_with_a_wait() {
     let service = ServiceConfig {
         max_running: 1,

@@ -11,12 +11,16 @@
 
 mod ahead;
 mod anthropic;
+mod bodies;
 mod broken;
+mod checks;
 mod client;
 mod control;
 mod default_model;
+mod document;
 mod drain;
 mod edge;
+mod equal;
 mod limits;
 mod metrics;
 mod model;

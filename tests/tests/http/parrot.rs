@@ -95,8 +95,8 @@ pub(crate) struct Parrot {
     script: Option<Script>,
     /// What requests are being told, by request: the scripted line.
     lines: BTreeMap<u64, Vec<u32>>,
-    /// Prompt tokens found in the cache, by request.
-    cached: BTreeMap<u64, u32>,
+    /// Positions computed, by request.
+    computed: BTreeMap<u64, u32>,
 }
 
 impl Parrot {
@@ -118,12 +118,13 @@ impl Parrot {
             masks: None,
             script: None,
             lines: BTreeMap::new(),
-            cached: BTreeMap::new(),
+            computed: BTreeMap::new(),
         }
     }
 
     /// The same with lines to say. It prints one line a request: whose turn, and how many tokens
-    /// of its prompt were cached.
+    /// of its prompt it did not have to compute, because they were cached or another request was
+    /// just computing them.
     pub(crate) fn playing(mut self, script: Script) -> Parrot {
         self.script = Some(script);
         self
@@ -144,12 +145,13 @@ impl Parrot {
         };
         let text: String = prompt.iter().map(text).collect();
         let line = script.line(&text);
-        let cached = self.cached.get(&request).copied().unwrap_or(0);
+        let computed = self.computed.get(&request).copied().unwrap_or(0);
         println!(
-            "turn {:?} {} prompt {} cached {cached}",
+            "turn {:?} {} prompt {} cached {}",
             line.marker,
             line.turn,
-            prompt.len()
+            prompt.len(),
+            prompt.len() - computed as usize
         );
         let said = line.text.bytes().map(u32::from).collect();
         self.lines.insert(request, said);
@@ -170,7 +172,7 @@ impl Parrot {
                 self.kv[slot] = *token;
             }
             self.perch.inner.state.lock().unwrap().computed += u64::from(row.len);
-            self.cached.entry(row.request.0).or_insert(row.first_pos);
+            *self.computed.entry(row.request.0).or_default() += row.len;
             rows.push(self.draw(plan, row)?);
         }
         Ok(StepOutput { rows })
@@ -188,7 +190,9 @@ impl Parrot {
             }
             None => self.first_or_echo(plan, row, sample.output_index),
         };
-        self.obey(token, plan.id)?;
+        if self.script.is_none() {
+            self.obey(token, plan.id)?;
+        }
         let token = self.allowed(row, sample.output_index, token);
         *self
             .perch

@@ -35,7 +35,7 @@ fn tools() -> Value {
 }
 
 /// A response without what differs from one request to the next.
-fn lasting(mut response: Value) -> Value {
+pub(crate) fn lasting(mut response: Value) -> Value {
     for key in ["id", "created_at"] {
         response[key] = Value::Null;
     }
@@ -50,7 +50,7 @@ fn lasting(mut response: Value) -> Value {
 }
 
 /// The items put together from their events, and the object of the last event.
-fn assembled(events: &[(String, Value)]) -> (Vec<Value>, Value) {
+pub(crate) fn assembled(events: &[(String, Value)]) -> (Vec<Value>, Value) {
     let mut items: Vec<Value> = Vec::new();
     let mut last = Value::Null;
     for (number, (name, event)) in events.iter().enumerate() {

@@ -75,7 +75,12 @@ impl Script {
             .filter(plays)
             .filter_map(|part| Some((place(part).filter(|_| !part.marker.is_empty())?, part)))
             .max_by_key(|(at, _)| *at);
-        let fallback = || self.parts.iter().filter(plays).find(|part| part.marker.is_empty());
+        let fallback = || {
+            self.parts
+                .iter()
+                .filter(plays)
+                .find(|part| part.marker.is_empty())
+        };
         let (at, part) = match (found, fallback()) {
             (Some((at, part)), _) => (at, part),
             (None, Some(part)) => (0, part),
@@ -116,9 +121,16 @@ fn a_part_goes_on_with_each_answer_and_the_last_named_one_plays() {
     let says = |prompt: &str| script.line(&format!("{prompt}{ANSWER}")).text;
     assert_eq!(says(&user("x")), "else");
     assert_eq!(says(&user("ONE")), "a");
-    assert_eq!(says(&format!("{ANSWER}before {}{ANSWER}a", user("ONE"))), "b");
+    assert_eq!(
+        says(&format!("{ANSWER}before {}{ANSWER}a", user("ONE"))),
+        "b"
+    );
     let twice = format!("{}{ANSWER}call TWO{}", user("ONE"), user("seen"));
     assert_eq!(says(&format!("{TOOLS} {twice}")), "b", "a call is no wish");
     assert_eq!(says(&format!("{TOOLS} {twice}{}", user("TWO"))), "c");
-    assert_eq!(says(&format!("{twice}{}", user("TWO"))), "b", "not without tools");
+    assert_eq!(
+        says(&format!("{twice}{}", user("TWO"))),
+        "b",
+        "not without tools"
+    );
 }

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use super::client::{self, Answer};
 use super::parrot::{Parrot, Perch};
+use super::script::Script;
 use super::tiny_model::{CONTEXT, TinyModel};
 
 /// Between two looks at a state that is awaited: a poll without a pause would take the processor
@@ -61,6 +62,8 @@ pub(crate) struct ParrotSetup {
     pub(crate) feed: Option<Feed>,
     /// The chat template, where it is not that of ChatML.
     pub(crate) template: Option<String>,
+    /// What the parrot says instead of its prompts.
+    pub(crate) script: Option<Script>,
 }
 
 impl Default for ParrotSetup {
@@ -78,6 +81,7 @@ impl Default for ParrotSetup {
             pages: 2048,
             feed: None,
             template: None,
+            script: None,
         }
     }
 }
@@ -93,6 +97,10 @@ impl Server {
         let perch = Perch::default();
         let page_tokens = setup.service.page_size;
         let backend = Parrot::new(&perch, setup.pages, page_tokens);
+        let backend = match setup.script {
+            Some(script) => backend.playing(script),
+            None => backend,
+        };
         let identity = ModelIdentity {
             name: "parrot".into(),
             revision: "1".into(),

@@ -198,6 +198,17 @@ fn a_forced_call_is_a_call_of_the_schema_whatever_the_model_would_say() {
 }
 
 /// Whether a value is of a schema, for the few keywords used here.
+#[test]
+fn forced_calls_end_although_the_model_would_go_on() {
+    use rootstock_engine::constrained::CALLS_MAX;
+    let one = call_text("look", "{\"path\": \"a\"}");
+    let endless = format!("{one}\n").repeat(CALLS_MAX + 4);
+    let extra = json!({"tools": tools(), "tool_choice": "required", "max_tokens": 1500});
+    let (message, reason) = both_ways(parrot(), &endless, extra);
+    assert_eq!(message["tool_calls"].as_array().unwrap().len(), CALLS_MAX);
+    assert_eq!(reason, "tool_calls");
+}
+
 fn is_valid(value: &Value, schema: &Value) -> bool {
     if let Some(wanted) = schema.get("const") {
         return value == wanted;

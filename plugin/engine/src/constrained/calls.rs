@@ -7,6 +7,9 @@ use serde_json::Value;
 
 use super::spaced;
 
+/// Calls of one forced answer: a small model would begin another one for ever.
+pub const CALLS_MAX: usize = 8;
+
 /// What an answer may be; without calls and JSON it could only be thoughts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerGrammar {
@@ -99,7 +102,7 @@ impl CallGrammar {
         let more = if self.single {
             String::new()
         } else {
-            format!("({} call)*", self.between.lark())
+            format!("({} call){{0,{}}}", self.between.lark(), CALLS_MAX - 1)
         };
         let _always_fits = writeln!(out, "calls: {head} call {more} {tail}");
         let names: Vec<String> = (0..self.tools.len()).map(|i| format!("tool_{i}")).collect();

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::anthropic::cache::CacheUsage;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 use crate::openai::generation::{Finish, Generation};
+use crate::openai::reply_nvext::NvextWish;
 use crate::tools::call::Call;
 use crate::tools::speech::Said;
 
@@ -21,6 +22,8 @@ pub struct Message {
     pub model: String,
     /// The request's breakpoints: tokens before each, and its lifetime.
     pub breakpoints: Vec<(u32, Ttl)>,
+    /// What of `nvext` was asked for.
+    pub wish: NvextWish,
 }
 
 impl Message {

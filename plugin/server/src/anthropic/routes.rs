@@ -20,6 +20,7 @@ use crate::http::body::read_json;
 use crate::http::listener::HangUp;
 use crate::openai::fields::Fields;
 use crate::openai::generation::{Finish, Generation, Part};
+use crate::openai::reply_nvext::NvextWish;
 use crate::openai::turn::Turn;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -47,6 +48,7 @@ fn with_id(app: &App, mut response: Response<Body>) -> Response<Body> {
 }
 
 async fn try_messages(app: &Arc<App>, request: Request) -> Result<Response<Body>, ApiError> {
+    let received_ms = crate::clock::unix_millis();
     let live = app.life.enter()?;
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.limits).await?;
@@ -55,11 +57,19 @@ async fn try_messages(app: &Arc<App>, request: Request) -> Result<Response<Body>
         let app = Arc::clone(app);
         move || read_work(&app, &body, &head.headers)
     };
-    let (work, breakpoints) = read_apart(read).await?;
+    let (mut work, breakpoints) = read_apart(read).await?;
     let generation = work.start(app, live).await?;
     let turn = work.turn(&app.engine);
     let id = app.new_id("msg").replacen('-', "_", 1);
-    work.keep_why(app, &generation, &id);
+    let prompt = work
+        .prompts
+        .first()
+        .map_or(&[][..], |prompt| &prompt.tokens);
+    let mut wish = NvextWish::new(&work.parsed, received_ms, prompt);
+    wish.applied(&work.parsed.hints, &work.derived);
+    if let Some(finding) = work.keep_why(app, &generation, &id) {
+        wish.explain(&finding);
+    }
     let message = Message {
         id,
         model: work
@@ -67,6 +77,7 @@ async fn try_messages(app: &Arc<App>, request: Request) -> Result<Response<Body>
             .model
             .unwrap_or_else(|| app.engine.card().name.clone()),
         breakpoints,
+        wish,
     };
     if work.ask.stream {
         let parts = StreamParts {
@@ -122,7 +133,10 @@ async fn whole(
         }
     }
     let stop = stop(&end.0, end.1);
-    let body = message.json(blocks.into_json(), stop, message.usage(&generation));
+    let mut body = message.json(blocks.into_json(), stop, message.usage(&generation));
+    if let Some(nvext) = message.wish.of_whole(&end.0, &generation) {
+        body["nvext"] = nvext;
+    }
     Ok(json_response(StatusCode::OK, &body))
 }
 

@@ -147,11 +147,11 @@ impl Voice for Events {
                 let (reason, sequence) = stop(&finish, calls);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
                 let usage = self.message.usage(generation);
-                send(
-                    "message_delta",
-                    json!({"delta": delta, "usage": usage}),
-                    out,
-                );
+                let mut event = json!({"delta": delta, "usage": usage});
+                if let Some(nvext) = self.message.wish.of_whole(&finish, generation) {
+                    event["nvext"] = nvext;
+                }
+                send("message_delta", event, out);
             }
         }
     }

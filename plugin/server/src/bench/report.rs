@@ -107,7 +107,8 @@ impl Report {
         // Writing to a string does not fail.
         let _always = writeln!(
             out,
-            "{:width$} {:>6} {:>6} | TTFT ms {:>7} {:>7} {:>7} | total ms {:>7} {:>7} | {:>5} {:>8}",
+            "{:width$} {:>6} {:>6} | TTFT ms {:>7} {:>7} {:>7} | total ms {:>7} {:>7} | {:>5} \
+             {:>8}",
             "class", "calls", "errors", "p50", "p95", "p99", "p50", "p95", "hits", "tokens/s"
         );
         for group in &self.groups {

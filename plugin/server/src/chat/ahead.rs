@@ -8,11 +8,12 @@
 //! the real turn comes, a client waits, or a minute passes -> it ends
 //! ```
 //! The prompt is rendered exactly as that of a real turn: tools, template arguments, salt, and
-//! whatever the template strips of thoughts. What differs between the two made-up turns is what the
-//! user or the tool will say; nothing of it is computed.
+//! whatever the template strips of thoughts. What differs between the two made-up turns is what
+//! the user or the tool will say; nothing of it is computed.
 //!
 //! It is no client request: not billed, not counted as one, no answer is kept. At most
-//! [`PREPARING_MAX`] are prepared at a time and [`KEPT_MAX`] remembered; beyond, a turn goes without.
+//! [`PREPARING_MAX`] are prepared at a time and [`KEPT_MAX`] remembered; beyond, a turn goes
+//! without.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,8 +26,8 @@ use rootstock_engine::service::{Submission, Ticket, Visit};
 use serde_json::{Value, json};
 
 use crate::chat::conversation::Conversation;
+use crate::chat::message::Draft;
 use crate::engine_port::{Engine, Event, Job, Prompt};
-use crate::responses::input::assistant;
 use crate::tools::speech::{Said, Speech};
 
 /// Turns whose next prompt is being rendered, at most.
@@ -121,8 +122,8 @@ impl Ahead {
         }
     }
 
-    /// Begins to compute what the turn after this one will begin with, in the background. `ids` are
-    /// the answer's tokens. Does nothing outside of a runtime.
+    /// Begins to compute what the turn after this one will begin with, in the background. `ids`
+    /// are the answer's tokens. Does nothing outside of a runtime.
     pub fn begin(engine: &Arc<Engine>, next: &Arc<NextTurn>, ids: &[Token]) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
@@ -280,21 +281,27 @@ fn answered(engine: &Engine, next: &NextTurn, ids: &[Token]) -> Conversation {
     speech.push(&text.finish(), &mut said);
     speech.finish(true, &mut said);
     let mut content = talk.prefill.take().unwrap_or_default();
-    let (mut thoughts, mut calls) = (String::new(), Vec::<Value>::new());
+    let (mut thoughts, mut calls) = (String::new(), Vec::new());
     for one in said {
         match one {
             Said::Text(text) => content.push_str(&text),
             Said::Thought(thought) => thoughts.push_str(&thought),
-            Said::Call(call) => calls.push(json!({
-                "id": format!("ahead{}", calls.len()), "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            })),
+            Said::Call(call) => calls.push(call),
         }
     }
-    if !next.thoughts_come_back {
-        thoughts.clear();
+    let mut message = Draft::new("assistant");
+    message.say(&content);
+    if next.thoughts_come_back {
+        message.think(&thoughts);
     }
-    talk.messages.push(assistant(&content, &thoughts, calls));
+    for (index, call) in calls.into_iter().enumerate() {
+        message.call(
+            &format!("ahead{index}"),
+            &call.name,
+            Value::Object(call.arguments),
+        );
+    }
+    talk.messages.push(message.take());
     talk
 }
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use rootstock::hints::{self, ParsedHints};
+use rootstock::radix::{ContextKind, Retention};
 use serde_json::Value;
 
 use axum::http::HeaderMap;
 
 use crate::app::App;
 use crate::chat::ahead::NextTurn;
-use crate::chat::conversation::Conversation;
+use crate::chat::conversation::{Conversation, Format};
+use crate::chat::derived::{AgentTurn, Kind, Seen};
 use crate::control::in_request;
 use crate::control::why::Finding;
 use crate::engine_port::{Engine, Grammar, Job, Prompt};
@@ -37,6 +39,17 @@ pub struct Work {
     pub prompt_field: &'static str,
     /// The conversation, where the next turn's prompt is to be computed ahead.
     pub next: Option<Conversation>,
+    /// What a conversation shows beside its text; none for plain prompts.
+    pub shown: Option<Shown>,
+    /// Hints that nobody gave; known when it has started.
+    pub derived: Vec<Kind>,
+}
+
+/// What a conversation shows beside its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    has_tools: bool,
+    has_schema: bool,
 }
 
 impl Work {
@@ -56,9 +69,8 @@ impl Work {
             .map_err(|error| error.of(prompt_field))?;
         let grammar = engine.grammar(talk, prompt.is_thinking)?;
         let marks = talk.marks.iter().zip(&prompt.marks);
-        let pins = marks.map(|(mark, tokens)| (*tokens, mark.ttl));
-        parsed.hints.pins.extend(pins);
         let ahead = parsed.hints.speculate && ask.n == 1;
+        parsed.pin(marks.map(|(mark, tokens)| (*tokens, mark.ttl)));
         Ok(Work {
             rules: rules(engine, talk, &prompt),
             grammar,
@@ -67,6 +79,11 @@ impl Work {
             parsed,
             prompts: vec![prompt],
             prompt_field,
+            shown: Some(Shown {
+                has_tools: !talk.callable().is_empty(),
+                has_schema: matches!(talk.format, Format::Schema(_) | Format::JsonObject),
+            }),
+            derived: Vec::new(),
         })
     }
 
@@ -74,13 +91,33 @@ impl Work {
     ///
     /// # Errors
     /// Whatever refuses the first; nothing runs then.
-    pub async fn start(&self, app: &App, live: LiveRequest) -> Result<Generation, ApiError> {
+    pub async fn start(&mut self, app: &App, live: LiveRequest) -> Result<Generation, ApiError> {
+        let agent = self.derive(app);
         let limit = app.engine.card().max_len;
         let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
         let kv_hints = in_request::carry_out(app, &self.parsed).await;
-        let generation = Generation::start(app, jobs, live).await?;
+        let generation = Generation::start(app, jobs, live, agent).await?;
         Ok(generation.answering(kv_hints))
+    }
+
+    /// Adds the hints that nobody gave.
+    fn derive(&mut self, app: &App) -> Option<AgentTurn> {
+        let (agents, shown) = (app.agents.as_ref()?, self.shown?);
+        let spans = self.prompts.first().map_or(&[][..], |prompt| &prompt.spans);
+        let is_head = |kind| matches!(kind, ContextKind::System | ContextKind::Tools);
+        let head = spans.iter().take_while(|(_, kind)| is_head(*kind)).last();
+        let seen = Seen {
+            model: self.ask.model.as_deref(),
+            loaded: &app.engine.card().name,
+            has_tools: shown.has_tools,
+            has_schema: shown.has_schema,
+            head_tokens: head.map_or(0, |(tokens, _)| tokens.end),
+        };
+        let (kinds, turn) = agents.arrive(&mut self.parsed, seen, app.engine.service());
+        kinds.iter().for_each(|kind| app.metrics.derived(*kind));
+        self.derived = kinds;
+        turn
     }
 
     /// Keeps, by the id of the answer, why not more of the first prompt was cached.
@@ -191,9 +228,63 @@ pub fn read_hints(app: &App, body: &Value, headers: &HeaderMap) -> ParsedHints {
     let nvext = body.get("nvext").unwrap_or(&Value::Null);
     let mut parsed = hints::parse_as(app.compat, nvext, body, &pairs);
     in_request::apply_own(&mut parsed);
+    read_retention(body, &mut parsed);
     if let Some(tenant) = app.keys.as_ref().and_then(|keys| keys.tenant(headers).ok()) {
         tenant.bind(&mut parsed);
     }
     app.metrics.ignored(parsed.hints.ignored.len());
     parsed
+}
+
+/// OpenAI's `prompt_cache_retention`: `in_memory` is what happens anyway, a time retains the prompt
+/// for so long without use.
+fn read_retention(body: &Value, parsed: &mut ParsedHints) {
+    let field = "prompt_cache_retention";
+    let Some(value) = body.get(field).filter(|value| !value.is_null()) else {
+        return;
+    };
+    let text = value.as_str().unwrap_or_default();
+    if matches!(text, "in_memory" | "in-memory") {
+        return;
+    }
+    match hints::parse_ttl(text) {
+        Ok(ttl) => {
+            let retention = Retention {
+                priority: parsed.hints.priority.saturating_add(1),
+                seconds: Some(u32::try_from(ttl.seconds).unwrap_or(u32::MAX)),
+            };
+            parsed.hints.retain.push((0..u32::MAX, retention));
+        }
+        Err(error) => {
+            let note = format!("{field}: in_memory, or {error}");
+            parsed.hints.ignored.push(note);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn prompt_cache_retention_retains_the_prompt_and_what_is_no_time_is_noted() {
+        let read = |value: Value| {
+            let mut parsed = ParsedHints::default();
+            read_retention(&json!({"prompt_cache_retention": value}), &mut parsed);
+            parsed.hints
+        };
+        let day = Retention {
+            priority: 1,
+            seconds: Some(86_400),
+        };
+        assert_eq!(read(json!("24h")).retain, [(0..u32::MAX, day)]);
+        for nothing in [json!("in_memory"), json!("in-memory"), Value::Null] {
+            let hints = read(nothing);
+            assert!(hints.retain.is_empty() && hints.ignored.is_empty());
+        }
+        for odd in [json!("a while"), json!(24)] {
+            assert_eq!(read(odd).ignored.len(), 1);
+        }
+    }
 }

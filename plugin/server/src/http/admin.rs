@@ -52,6 +52,14 @@ fn phase(app: &App) -> &'static str {
     }
 }
 
+/// `GET /openapi.json`: routes and fields, for programs that read such things.
+pub async fn openapi() -> Response<Body> {
+    let mut response = Response::new(Body::from(include_str!("openapi.json")));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     match app.metrics.text() {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 use rootstock::hints::{Ceiling, ParsedHints};
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::rate::Rate;
 
 const KEYS_MAX: usize = 10_000;
 const KEY_BYTES_MIN: usize = 8;
@@ -30,6 +32,7 @@ pub struct Keys {
 pub struct Tenant {
     name: String,
     ceiling: Ceiling,
+    rate: Option<Arc<Rate>>,
 }
 
 impl fmt::Debug for Keys {
@@ -76,6 +79,9 @@ struct Row {
     max_priority: Option<i32>,
     max_strict_priority: Option<u32>,
     max_jump_s: Option<f64>,
+    max_pins: Option<u32>,
+    max_pin_s: Option<u64>,
+    max_requests_per_minute: Option<u32>,
 }
 
 impl Keys {
@@ -103,7 +109,8 @@ impl Keys {
                 .map_or(1, |before| before.matches('\n').count() + 1);
             format!(
                 "line {line} is wrong; rows are [[key]] with key, tenant and optionally \
-                 max-priority, max-strict-priority, max-jump-s"
+                 max-priority, max-strict-priority, max-jump-s, max-pins, max-pin-s, \
+                 max-requests-per-minute"
             )
         })?;
         if file.key.is_empty() || file.key.len() > KEYS_MAX {
@@ -123,13 +130,24 @@ impl Keys {
             if row.tenant.is_empty() {
                 return Err(format!("key {number} has no tenant"));
             }
+            if row.max_requests_per_minute == Some(0) {
+                return Err(format!(
+                    "key {number} may begin no request; leave the key out"
+                ));
+            }
             let free = Ceiling::default();
+            let rate = row
+                .max_requests_per_minute
+                .map(|most| Arc::new(Rate::new(most)));
             let tenant = Tenant {
                 name: row.tenant,
+                rate,
                 ceiling: Ceiling {
                     priority: row.max_priority.unwrap_or(free.priority),
                     strict: row.max_strict_priority.unwrap_or(free.strict),
                     jump_s: row.max_jump_s.unwrap_or(free.jump_s),
+                    pins: row.max_pins.unwrap_or(free.pins),
+                    pin_s: row.max_pin_s.unwrap_or(free.pin_s),
                 },
             };
             if tenants.insert(digest(&row.key), tenant).is_some() {
@@ -155,6 +173,22 @@ impl Keys {
 }
 
 impl Tenant {
+    /// Counts a request that begins.
+    ///
+    /// # Errors
+    /// `Overloaded` with the seconds to wait, when it is one too many.
+    pub fn begin(&self) -> Result<(), ApiError> {
+        let Some(rate) = &self.rate else {
+            return Ok(());
+        };
+        rate.take(crate::clock::now()).map_err(|wait_s| {
+            let most = rate.per_minute();
+            let message =
+                format!("this key may begin {most} requests a minute; ask again in {wait_s} s");
+            ApiError::new(ErrorKind::Overloaded, message).retry_after(wait_s)
+        })
+    }
+
     /// Puts a request's hints into the tenant's bounds and namespace.
     pub fn bind(&self, parsed: &mut ParsedHints) {
         parsed.restrict(&self.ceiling);

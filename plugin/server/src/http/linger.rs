@@ -1,8 +1,9 @@
 //! The end of a connection whose client may still be sending.
 //!
-//! A socket that is closed while bytes of the client lie unread resets the connection, and the reset
-//! can overtake the answer: who sent too much would see a broken connection instead of the 413 that
-//! says why. So the sending side is closed first, and what still comes is read and dropped for a while.
+//! A socket that is closed while bytes of the client lie unread resets the connection, and the
+//! reset can overtake the answer: who sent too much would see a broken connection instead of the
+//! 413 that says why. So the sending side is closed first, and what still comes is read and
+//! dropped for a while.
 
 use std::time::Duration;
 

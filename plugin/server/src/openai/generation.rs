@@ -15,6 +15,7 @@ use rootstock::scheduler::{CachedTokens, FinishReason, PinReport, TokenLogprob, 
 use serde_json::Value;
 
 use crate::app::App;
+use crate::chat::derived::{AgentTurn, Kind};
 use crate::control::why::Finding;
 use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -120,6 +121,8 @@ pub struct Generation {
     id: String,
     /// What came of the verbs in the request.
     kv_hints: Option<Value>,
+    /// The agent whose request it is.
+    agent: Option<AgentTurn>,
     metrics: Arc<Metrics>,
     // Last: the request counts as live until its tickets are gone.
     live: LiveRequest,
@@ -161,11 +164,13 @@ impl Generation {
         app: &App,
         prompts: Vec<PromptJobs>,
         live: LiveRequest,
+        agent: Option<AgentTurn>,
     ) -> Result<Generation, ApiError> {
         let (engine, metrics) = (&app.engine, &app.metrics);
         let mut generation = Generation {
             id: app.new_id(""),
             kv_hints: None,
+            agent,
             events: SelectAll::new(),
             choices: Vec::new(),
             ready: VecDeque::new(),
@@ -413,6 +418,12 @@ impl Generation {
         choice.speech.finish(whole, &mut said);
         choice.hand_out(index, said, &mut self.ready);
         let calls = choice.speech.calls();
+        if let Some(agent) = self.agent.as_mut().filter(|_| index == 0) {
+            let called = choice.speech.take_called();
+            if agent.end(called) {
+                self.metrics.derived(Kind::ToolGap);
+            }
+        }
         let tokens = std::mem::take(&mut choice.pending);
         choice.finish = Some(finish.clone());
         self.open -= 1;

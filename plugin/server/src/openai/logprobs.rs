@@ -30,7 +30,7 @@ pub fn chat(tokens: &[TokenOut], bytes_of: impl Fn(Token) -> Vec<u8>) -> Value {
 }
 
 /// The shape of `/v1/completions`: parallel lists, with the offset of each token in the text,
-/// counted in characters from the start of the answer.
+/// counted in characters from the start of the answer: those that have begun before the token.
 pub fn completion(
     tokens: &[TokenOut],
     bytes_of: impl Fn(Token) -> Vec<u8>,
@@ -39,14 +39,26 @@ pub fn completion(
     let (mut texts, mut values, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     let mut at = offset;
     for found in tokens.iter().filter_map(|token| token.logprob.as_ref()) {
-        let text = shown(&bytes_of(found.token));
+        let bytes = bytes_of(found.token);
+        let text = shown(&bytes);
         offsets.push(json!(at));
-        at += text.chars().count();
+        at += begun(&bytes);
         values.push(finite(found.logprob));
         tops.push(top_of(found, &bytes_of));
         texts.push(json!(text));
     }
     json!({"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
+}
+
+/// Characters that begin in the tokens of a piece; the offset of the next piece is so much further.
+pub fn characters(tokens: &[TokenOut], bytes_of: impl Fn(Token) -> Vec<u8>) -> usize {
+    let found = tokens.iter().filter_map(|token| token.logprob.as_ref());
+    found.map(|found| begun(&bytes_of(found.token))).sum()
+}
+
+/// Characters that begin in these bytes; a character may go on in the next token.
+fn begun(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count()
 }
 
 /// Alternatives by text; the drawn token is among them, as OpenAI does.
@@ -108,6 +120,13 @@ mod tests {
         assert_eq!(entry["bytes"], json!([0xF0, 0x9F]));
         assert_eq!(entry["logprob"], json!(-0.5));
         assert_eq!(entry["top_logprobs"][1]["logprob"], json!(-9999.0));
+    }
+
+    #[test]
+    fn a_character_of_several_tokens_counts_once() {
+        let half = |byte: u8| move |_: Token| vec![byte];
+        assert_eq!(characters(&[token(0, -1.0, &[])], half(0xC3)), 1);
+        assert_eq!(characters(&[token(0, -1.0, &[])], half(0xA9)), 0);
     }
 
     #[test]

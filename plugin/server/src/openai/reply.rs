@@ -241,6 +241,11 @@ impl Reply {
         frame
     }
 
+    /// Characters that begin in these tokens, where log probabilities need them.
+    pub fn characters(&self, tokens: &[TokenOut]) -> usize {
+        logprobs::characters(tokens, |token| self.engine.token_bytes(token))
+    }
+
     fn logprobs(&self, tokens: &[TokenOut], offset: usize) -> Value {
         if !self.logprobs {
             return Value::Null;

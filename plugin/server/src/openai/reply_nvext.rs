@@ -1,10 +1,12 @@
 //! The `nvext` object of answers: only what `nvext.extra_fields` names, plus `ignored_fields`
 //! whenever something of the request's `nvext` was not understood and any field was asked for.
 
-use rootstock::hints::ParsedHints;
+use rootstock::hints::{ParsedHints, WHOLE_PROMPT};
+use rootstock::radix::Hints;
 use rootstock::scheduler::PinReport;
 use serde_json::{Map, Value, json};
 
+use crate::chat::derived::Kind;
 use crate::control::why::Finding;
 use crate::openai::generation::{ChoiceUsage, Finish, Generation};
 
@@ -22,6 +24,9 @@ pub struct NvextWish {
     /// What came of `kv_hints` in the request.
     kv_hints: Option<Value>,
     ignored: Option<Vec<String>>,
+    asks_hints: bool,
+    /// What the hints of the request came to.
+    hints: Option<Value>,
     received_ms: u64,
     /// The first prompt's tokens, kept only when asked for.
     prompt_ids: Vec<u32>,
@@ -41,6 +46,8 @@ impl NvextWish {
             cache_report: asked("cache_report"),
             miss: None,
             kv_hints: None,
+            asks_hints: asked("hints"),
+            hints: None,
             ignored: (asked("ignored_fields") || wants_any && !parsed.hints.ignored.is_empty())
                 .then(|| parsed.hints.ignored.clone()),
             received_ms,
@@ -49,6 +56,28 @@ impl NvextWish {
             } else {
                 Vec::new()
             },
+        }
+    }
+
+    /// Takes what the hints came to: what applies after all limits, what was derived, and with them
+    /// what was lowered or not understood.
+    pub fn applied(&mut self, hints: &Hints, derived: &[Kind]) {
+        self.hints = self.asks_hints.then(|| {
+            let pins = hints.pins.iter().map(|(tokens, ttl)| {
+                let tokens = (*tokens != WHOLE_PROMPT).then_some(*tokens);
+                json!({"tokens": tokens, "seconds": ttl.seconds, "clamped": ttl.clamped})
+            });
+            let derived = derived.iter().map(|kind| kind.name());
+            json!({
+                "priority": hints.priority, "strict_priority": hints.strict,
+                "queue_jump_s": hints.jump_s, "osl": hints.osl,
+                "speculative_prefill": hints.speculate,
+                "session": hints.program, "parent": hints.parent,
+                "pins": pins.collect::<Vec<_>>(), "derived": derived.collect::<Vec<_>>(),
+            })
+        });
+        if self.ignored.is_some() {
+            self.ignored = Some(hints.ignored.clone());
         }
     }
 
@@ -124,6 +153,9 @@ impl NvextWish {
         }
         if let Some(outcomes) = &self.kv_hints {
             object.insert("kv_hints".into(), outcomes.clone());
+        }
+        if let Some(hints) = &self.hints {
+            object.insert("hints".into(), hints.clone());
         }
         if let Some(ignored) = &self.ignored {
             object.insert("ignored_fields".into(), ignored.as_slice().into());

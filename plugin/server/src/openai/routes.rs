@@ -129,7 +129,7 @@ impl Order {
     }
 
     async fn run(
-        self,
+        mut self,
         app: &Arc<App>,
         live: LiveRequest,
         hang_up: Option<HangUp>,
@@ -139,6 +139,7 @@ impl Order {
         let reply = self.reply(app);
         let echo = self.echo_by_choice();
         let mut wish = self.wish;
+        wish.applied(&self.work.parsed.hints, &self.work.derived);
         if let Some(finding) = self.work.keep_why(app, &generation, &reply.id) {
             wish.explain(&finding);
         }
@@ -252,6 +253,8 @@ fn plain_work(
         grammar: None,
         prompt_field,
         next: None,
+        shown: None,
+        derived: Vec::new(),
     }
 }
 

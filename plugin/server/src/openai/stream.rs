@@ -70,7 +70,7 @@ impl Voice for Chunks {
                 let mut chunk = match &said {
                     Said::Text(text) => {
                         let chunk = self.reply.text(choice, text, &tokens, *sent);
-                        *sent += text.chars().count();
+                        *sent += self.reply.characters(&tokens);
                         chunk
                     }
                     Said::Thought(text) => self.reply.piece(choice, Piece::Thought(text), &tokens),

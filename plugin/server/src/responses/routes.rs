@@ -76,8 +76,9 @@ async fn try_create(app: &Arc<App>, request: Request) -> Result<Response<Body>, 
         let app = Arc::clone(app);
         move || read_work(&app, &body, &head.headers, received_ms)
     };
-    let (work, mut ending) = read_apart(read).await?;
+    let (mut work, mut ending) = read_apart(read).await?;
     let mut generation = work.start(app, live).await?;
+    ending.wish.applied(&work.parsed.hints, &work.derived);
     if let Some(finding) = work.keep_why(app, &generation, &ending.frame.id) {
         ending.wish.explain(&finding);
     }

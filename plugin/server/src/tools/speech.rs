@@ -89,6 +89,7 @@ pub struct Speech {
     /// Text was said: the Llama form counts only at the very beginning.
     has_text: bool,
     calls: usize,
+    called: Vec<String>,
 }
 
 impl Speech {
@@ -107,12 +108,18 @@ impl Speech {
             trims: state == State::Thinking,
             has_text: false,
             calls: 0,
+            called: Vec::new(),
         }
     }
 
     /// Complete calls so far.
     pub fn calls(&self) -> usize {
         self.calls
+    }
+
+    /// The tools that were called, in order; they are told once.
+    pub fn take_called(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.called)
     }
 
     /// Takes a piece of text.
@@ -314,6 +321,7 @@ impl Speech {
                 return;
             }
             self.calls += 1;
+            self.called.push(call.name.clone());
             out.push(Said::Call(call));
         }
     }

@@ -156,12 +156,7 @@ impl Shelf {
         let (head, _) = self.levels[level].ends[cell];
         // A parent is as old as the child that went before it: it comes next.
         let older = |other: u32| {
-            let key = |at: u32| {
-                (
-                    self.marks[at as usize].origin,
-                    self.links[at as usize].stamp,
-                )
-            };
+            let key = |at: u32| (self.mark_of(at).origin, self.links[at as usize].stamp);
             key(at) <= key(other)
         };
         let in_front = head != NIL && older(head);
@@ -216,11 +211,11 @@ impl Shelf {
     fn advance_list(&mut self, level: usize, cell: usize, moved: &mut impl FnMut(usize)) {
         loop {
             let (head, _) = self.levels[level].ends[cell];
-            if head == NIL || ages::end(cell % BINS, self.marks[head as usize].origin) > self.now {
+            if head == NIL || ages::end(cell % BINS, self.mark_of(head).origin) > self.now {
                 return;
             }
             self.unlink(head, level);
-            let new = self.marks[head as usize].cell(self.now);
+            let new = self.mark_of(head).cell(self.now);
             (cell + 1..=new).for_each(&mut *moved);
             self.link(head, level, new, false);
         }
