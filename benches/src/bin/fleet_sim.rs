@@ -8,6 +8,11 @@
 //! last one ended, and a program that has ended is replaced. Steps take what a linear model says;
 //! the figures of the model are printed.
 #![expect(clippy::print_stdout, reason = "a program for people")]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times and ranks of a simulation are positive and far below 2^53"
+)]
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
