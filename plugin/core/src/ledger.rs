@@ -262,6 +262,20 @@ impl PageLedger {
         (entry.state == State::Cached && !entry.bad).then_some(entry.hash)
     }
 
+    /// Pages of the prompt up to the end of a page, while it is cached.
+    ///
+    /// # Cost
+    /// Linear in them.
+    pub fn depth_of(&self, page: u32) -> Option<u32> {
+        self.hash_of(page)?;
+        let (mut at, mut pages) = (page, 0);
+        while at != NONE {
+            at = self.entries[at as usize].parent;
+            pages += 1;
+        }
+        Some(pages)
+    }
+
     /// Pages that can be had: free, or cached and idle. Pinned ones are not counted.
     pub fn available(&self) -> u32 {
         self.cache.available(DEVICE) - self.cache.pinned_idle(DEVICE)

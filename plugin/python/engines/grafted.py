@@ -6,6 +6,7 @@ many pools were made and what they did, so that a run that grafted nothing is se
 """
 
 import os
+import pathlib
 
 import rootstock.vllm as grafted
 from rootstock.vllm import pool as ours
@@ -54,6 +55,15 @@ if os.environ.get("GRAFTED_SCHEDULER"):
     scheduling.BlockPool = CountedPool
     scheduler.Scheduler = scheduling.AgentScheduler
     async_scheduler.AsyncScheduler = scheduling.AgentAsyncScheduler
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what `private.txt` names, all its cases and no other test."""
+    text = (pathlib.Path(__file__).parent / "private.txt").read_text()
+    private = {line.split()[0] for line in text.splitlines() if line and line[0] != "#"}
+    out = [one for one in items if f"{one.path.name}::{one.originalname}" in private]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [one for one in items if one not in out]
 
 
 def pytest_terminal_summary(terminalreporter):

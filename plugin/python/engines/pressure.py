@@ -92,10 +92,10 @@ def program(llm):
 
 
 CASES = {
-    "cyclic": (cyclic, 48, {"policy": "agent"}),
+    "cyclic": (cyclic, 48, {"policy": "mru"}),
     "priority": (priority, 48, {"policy": "priority"}),
     "pin": (pin, 64, {"policy": "lru", "pin_budget": 0.3}),
-    "program": (program, 48, {"policy": "lru"}),
+    "program": (program, 36, {"policy": "lru"}),
 }
 
 

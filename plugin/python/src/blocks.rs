@@ -20,6 +20,7 @@ use crate::hints::Hints;
 struct Shared {
     ledger: Mutex<PageLedger>,
     counts: Counts,
+    block_tokens: u32,
     /// Bytes of the host's hashes; 0 until the first one is seen.
     hash_bytes: AtomicUsize,
 }
@@ -88,6 +89,13 @@ impl Block {
             bytes.extend([0; 4]);
             PyBytes::new(py, &bytes)
         }))
+    }
+
+    /// Tokens of the prompt up to its end, while it is cached.
+    #[getter]
+    fn block_hash_num_tokens(&self) -> PyResult<Option<u32>> {
+        let depth = self.shared.lock()?.depth_of(self.id);
+        Ok(depth.map(|blocks| blocks * self.shared.block_tokens))
     }
 
     /// The pool that it belongs to; none is the one that made it.
@@ -177,13 +185,15 @@ impl Blocks {
     /// A pool of `num_blocks` blocks, the null block included. Pins hold at most `pin_budget` of
     /// them, and always leave `request_blocks`.
     #[new]
-    #[pyo3(signature = (num_blocks, *, policy = "agent", pin_budget = 0.2, request_blocks = 0))]
+    #[pyo3(signature = (num_blocks, *, policy = "agent", pin_budget = 0.2, request_blocks = 0,
+        block_tokens = 16))]
     fn new(
         py: Python<'_>,
         num_blocks: u32,
         policy: &str,
         pin_budget: f64,
         request_blocks: u32,
+        block_tokens: u32,
     ) -> PyResult<Self> {
         let ledger = PageLedger::new(&LedgerConfig {
             pages: num_blocks.saturating_sub(1),
@@ -195,6 +205,7 @@ impl Blocks {
         let shared = Arc::new(Shared {
             counts: ledger.counts().clone(),
             ledger: Mutex::new(ledger),
+            block_tokens,
             hash_bytes: AtomicUsize::new(0),
         });
         let made = (0..num_blocks).map(|id| {

@@ -34,6 +34,7 @@ def test_blocks_are_shared_counted_and_evicted_from_the_end():
     assert [block.block_id for block in second] == [1, 2, 4]
     assert [block.ref_cnt for block in second] == [2, 2, 1]
     assert first[0].block_hash == names(1)[0] + bytes(4)
+    assert [block.block_hash_num_tokens for block in second] == [16, 32, 48]
     pool.free(reversed(first))
     pool.free(reversed(second))
     assert pool.available() == 8

@@ -62,6 +62,7 @@ class BlockPool(stock.BlockPool):
             policy=settings.policy,
             pin_budget=settings.pin_budget,
             request_blocks=request_blocks,
+            block_tokens=hash_block_size,
         )
         self.blocks = self.rootstock.blocks()
         self.null_block = self.blocks[0]

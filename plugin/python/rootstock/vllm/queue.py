@@ -26,11 +26,11 @@ class AgentQueue(RequestQueue):
         self._cached_tokens = cached_tokens
         self._settings = settings
         self._items: list[tuple[Key, Any]] = []
-        self._now = time.time()
+        self._now = time.monotonic()
 
     def refresh(self) -> None:
         """A step begins: ages and savings are those of now."""
-        self._now = time.time()
+        self._now = time.monotonic()
         if len(self._items) < 2:
             return
         self._items = [
@@ -41,7 +41,7 @@ class AgentQueue(RequestQueue):
 
     def _key(self, request: Any, probe: bool) -> Key:
         hints = self._hints_of(request)
-        waited = max(0.0, self._now - request.arrival_time)
+        waited = max(0.0, self._now - self._queued(request))
         strict = hints.strict if hints is not None else 0
         tier = strict + int(waited / self._settings.aging_s)
         jump = hints.jump_s if hints is not None else 0.0
@@ -50,6 +50,15 @@ class AgentQueue(RequestQueue):
             saved = self._cached_tokens(request) / self._settings.prefill_tokens_per_s
         arrival = request.arrival_time - jump - min(saved, self._settings.aging_s)
         return (-tier, request.priority, arrival, request.arrival_time)
+
+    @staticmethod
+    def _queued(request: Any) -> float:
+        """When the request came here first; what a client says of its arrival only orders."""
+        try:
+            return request._rootstock_queued
+        except AttributeError:
+            request._rootstock_queued = time.monotonic()
+            return request._rootstock_queued
 
     def add_request(self, request: Any) -> None:
         key = self._key(request, len(self._items) < PROBED)
@@ -88,6 +97,9 @@ class AgentQueue(RequestQueue):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __getitem__(self, at: int) -> Any:
+        return self._items[at][1]
 
     def __iter__(self) -> Iterator[Any]:
         return iter([request for _, request in self._items])
