@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rootstock_memory::{Pages, ReplicaId, TierId};
+use rootstock_memory::{Nanos, Pages, ReplicaId, TierId};
 use rootstock_radix::{
     CacheConfig, CacheError, Fate, Key, Lease, NamespaceId, NamespaceKey, PolicyKind, PrefixCache,
     SpanMeta,
@@ -24,6 +24,8 @@ pub struct Bench {
     pub cache: PrefixCache,
     /// Its namespace.
     pub ns: NamespaceId,
+    /// What it is told of the time.
+    pub now: Nanos,
     page_tokens: u32,
 }
 
@@ -45,6 +47,7 @@ impl Bench {
         Ok(Self {
             cache,
             ns,
+            now: 0,
             page_tokens,
         })
     }
@@ -55,13 +58,13 @@ impl Bench {
             ns: self.ns,
             tokens,
         };
-        let found = self.cache.match_lease(key, REPLICA, u32::MAX, 0);
+        let found = self.cache.match_lease(key, REPLICA, u32::MAX, self.now);
         (found.lease, found.device_tokens)
     }
 
     /// Pages for `count` more, evicted for where needed; `None` where too much is leased.
     pub fn take(&mut self, count: u32) -> Option<Pages> {
-        let (mut reservation, _) = self.cache.reserve(DEVICE, count, 0).ok()?;
+        let (mut reservation, _) = self.cache.reserve(DEVICE, count, self.now).ok()?;
         let pages = self.cache.acquire(&mut reservation, count);
         self.cache.cancel(reservation);
         Some(pages)
@@ -70,12 +73,12 @@ impl Bench {
     /// Puts the pages of `tokens`, which follow the lease, into the cache.
     pub fn extend(&mut self, lease: &mut Lease, tokens: &[u32], pages: Pages) {
         self.cache
-            .extend(lease, tokens, pages, &SpanMeta::default(), 0);
+            .extend(lease, tokens, pages, &SpanMeta::default(), self.now);
     }
 
     /// Ends a lease.
     pub fn end(&mut self, lease: Lease) {
-        self.cache.end(lease, Fate::Keep, 0);
+        self.cache.end(lease, Fate::Keep, self.now);
     }
 
     /// Caches the whole pages of `tokens`: match, reserve, extend, end. False without room.

@@ -208,6 +208,7 @@ impl PrefixCache {
             ahead: None,
             copy: None,
             arrived: now,
+            asked_pages: narrow(key.tokens.len()) / self.page_tokens(),
             said: Said::default(),
         };
         self.expire(now);
@@ -367,6 +368,7 @@ impl PrefixCache {
             retained_nodes: narrow(self.retention.len()),
             programs: narrow(self.programs.len()),
             duel: self.agent.as_ref().map(|agent| agent.duel()),
+            curve: self.hit_curve(),
             pins_yielded: self.pins_yielded,
             stray_releases: self
                 .tiers

@@ -144,7 +144,7 @@ impl PrefixCache {
         self.hash_pages(end, count);
         self.address_pages(end, count);
         if let Some(agent) = &mut self.agent {
-            agent.computed(&self.tree, end, count);
+            agent.computed(&self.tree, end, count, lease.asked_pages);
         }
         self.tell_stored(tier, end, count);
         lease.own_from = lease.own_from.min(lease.pages);

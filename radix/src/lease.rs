@@ -40,6 +40,8 @@ pub struct Lease {
     /// The copy that brings it up.
     pub(crate) copy: Option<CopyId>,
     pub(crate) arrived: Nanos,
+    /// Whole pages of the prompt that was looked up.
+    pub(crate) asked_pages: u32,
     /// What the request says about itself.
     pub(crate) said: Said,
 }

@@ -49,7 +49,7 @@ pub use explain::{Ghost, Ghosts, Nearest, Outline};
 pub use hints::{ContextKind, Dedup, Fate, Hints, Retention, SpanMeta, Ttl};
 pub use key::{Key, NamespaceId, NamespaceKey, ProgramId, TenantId, Token};
 pub use lease::Lease;
-pub use policy::agent::Duel;
+pub use policy::agent::{CurvePoint, Duel, HitCurve};
 pub use program::ProgramStats;
 pub use result::{Extended, FlushRefused, Match, Probe, Room, Short};
 pub use rootstock_memory::Corruption;

@@ -141,6 +141,12 @@ impl List {
         self.ends = Some((head, tail));
     }
 
+    pub(crate) fn holds(&self, at: u32) -> bool {
+        self.links
+            .get(at as usize)
+            .is_some_and(|links| links.listed)
+    }
+
     pub(crate) fn remove(&mut self, at: u32) {
         let Links { prev, next, listed } = self.links[at as usize];
         assert!(listed, "node {at} is listed");
@@ -187,7 +193,7 @@ impl Order {
     pub(crate) fn new(ranking: Ranking) -> Self {
         match ranking {
             Ranking::Recency => Self::Recency(List::default()),
-            Ranking::Worth => Self::Worth(Box::new(Shelf::new(&Agent::first_order()))),
+            Ranking::Worth => Self::Worth(Box::new(Shelf::new(Agent::first_ranks()))),
             Ranking::Priority
             | Ranking::Frequency
             | Ranking::FirstIn
@@ -270,7 +276,7 @@ impl Order {
     }
 
     /// Who goes first. Passes over what copies keep, which is bounded by the copies under way.
-    pub(crate) fn first(&self, spans: &[Span]) -> Option<u32> {
+    pub(crate) fn first(&mut self, spans: &[Span]) -> Option<u32> {
         match self {
             Self::Recency(list) => list.iter().find(|&at| spans[at as usize].is_candidate()),
             Self::Ranked(_, set) => set.first().map(|&(_, at)| at),

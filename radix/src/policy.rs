@@ -8,14 +8,25 @@ use crate::node::NIL;
 use crate::policy::agent::{Group, Mark};
 use rootstock_memory::Nanos;
 
+/// Branches that are looked at where a prompt leaves a path, and nodes of one, at most.
+const SIBLINGS_MAX: usize = 16;
+const BRANCH_MAX: usize = 256;
+
 impl PrefixCache {
     /// Time passes for what is ordered by age.
     pub(crate) fn age(&mut self, now: Nanos) {
         let Some(agent) = &mut self.agent else { return };
-        agent.advance(now);
+        agent.set_now(now);
         for shelf in self.tiers.iter_mut().filter_map(|tier| tier.order.shelf()) {
-            shelf.advance(now, |_| ());
+            shelf.set_now(now);
         }
+    }
+
+    /// What the cache would find at other capacities.
+    pub(crate) fn hit_curve(&self) -> Option<crate::HitCurve> {
+        let agent = self.agent.as_ref()?;
+        let hit_tokens = self.tiers.iter().map(|tier| tier.hit_tokens).sum();
+        Some(agent.curve(self.lookup_tokens, hit_tokens, self.page_tokens()))
     }
 
     /// A request found a node.
@@ -31,7 +42,7 @@ impl PrefixCache {
     pub(crate) fn judge(&mut self, at: u32, lease: &Lease) -> Option<Mark> {
         let node = self.tree.node(at);
         let agent = self.agent.as_mut().filter(|_| !node.is_root())?;
-        let mark = agent.used(at, node, &lease.said, lease.arrived);
+        let mark = agent.used(at, node, &lease.said);
         if let Some(shelf) = self.tiers[usize::from(lease.replica.0)].order.shelf() {
             shelf.mark(at, mark);
         }
@@ -55,10 +66,12 @@ impl PrefixCache {
                 self.give_up_branch(old, Some(last), program.0, now);
             }
             self.note_branch(program, last);
+        } else {
+            self.give_up_answers(lease, last, now);
         }
-        if let Some(order) = self.agent.as_mut().and_then(|agent| agent.learn()) {
+        if let Some(ranks) = self.agent.as_mut().and_then(|agent| agent.learn()) {
             for shelf in self.tiers.iter_mut().filter_map(|tier| tier.order.shelf()) {
-                shelf.reorder(&order);
+                shelf.reorder(&ranks);
             }
         }
     }
@@ -92,6 +105,52 @@ impl PrefixCache {
         pages
     }
 
+    /// Without a name a conversation is known by its prefix: where a longer prompt leaves the path
+    /// right where an answer began, it went on without that answer, as templates do that strip
+    /// thinking. What is left of it is given up.
+    fn give_up_answers(&mut self, lease: &Lease, last: u32, now: Nanos) {
+        let mut own = last;
+        while !self.tree.node(own).is_root() && self.tree.node(own).depth > lease.own_from {
+            own = self.tree.node(own).parent;
+        }
+        if self.agent.is_none() || self.tree.node(own).depth != lease.own_from {
+            return;
+        }
+        let parent = self.tree.node(own).parent;
+        if parent == NIL {
+            return;
+        }
+        let mut sibling = self.tree.node(parent).first_child;
+        for _ in 0..SIBLINGS_MAX {
+            if sibling == NIL {
+                break;
+            }
+            let node = self.tree.node(sibling);
+            let agent = self.agent.as_ref();
+            let is_answer =
+                agent.is_some_and(|agent| agent.is_answer(sibling, node, lease.asked_pages));
+            let next = node.next_sibling;
+            if is_answer && sibling != own {
+                self.give_up_below(sibling, now);
+            }
+            sibling = next;
+        }
+    }
+
+    /// Marks a node and what hangs below it as given up, as far as that is little.
+    fn give_up_below(&mut self, at: u32, now: Nanos) {
+        let mut left = vec![at];
+        for _ in 0..BRANCH_MAX {
+            let Some(at) = left.pop() else { break };
+            self.give_up_node(at, now);
+            let mut child = self.tree.node(at).first_child;
+            while child != NIL && left.len() < BRANCH_MAX {
+                left.push(child);
+                child = self.tree.node(child).next_sibling;
+            }
+        }
+    }
+
     fn give_up_node(&mut self, at: u32, now: Nanos) {
         let node = self.tree.node(at);
         for tier in &mut self.tiers {
@@ -107,7 +166,7 @@ impl PrefixCache {
             }
             tier.rank(at, node);
             if let Some(agent) = &mut self.agent {
-                agent.marked(at, mark);
+                agent.marked(at, node, mark);
             }
         }
     }

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
+/// Requests in a row that name the same gap before it counts as a default, which says nothing.
+const SAME_GAPS: u32 = 8;
+
 /// Programs that are known at a time.
 const PROGRAMS_MAX: usize = 1 << 16;
 
@@ -62,6 +65,8 @@ pub(crate) struct Programs {
     by_use: BTreeSet<(u64, ProgramId)>,
     clock: u64,
     named: u64,
+    /// The gap that was named last, in milliseconds, and by how many requests in a row.
+    gap_named: (u32, u32),
 }
 
 impl Programs {
@@ -103,6 +108,22 @@ impl Programs {
 
     fn known(&self, owner: Owner, name: &str) -> Option<ProgramId> {
         self.by_name.get(&owner)?.get(name).copied()
+    }
+
+    /// What a request says of its gap, unless everybody says the same.
+    const fn telling_gap(&mut self, iat_ms: u32) -> Option<u32> {
+        let (before, times) = self.gap_named;
+        let times = if before == iat_ms {
+            times.saturating_add(1)
+        } else {
+            1
+        };
+        self.gap_named = (iat_ms, times);
+        if times > SAME_GAPS {
+            None
+        } else {
+            Some(iat_ms)
+        }
     }
 
     /// A request of the program ended in the node `here`; returns where the one before did.
@@ -200,6 +221,23 @@ impl PrefixCache {
                 .arrived
                 .saturating_add(u64::from(iat_ms) * MILLISECOND)
         };
-        lease.said.due = hints.iat_ms.map(due);
+        let gap = hints.iat_ms.and_then(|gap| self.programs.telling_gap(gap));
+        lease.said.due = gap.map(due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client library that sends a default with every request is not believed; one that says
+    /// what it knows is.
+    #[test]
+    fn a_gap_that_every_request_names_says_nothing() {
+        let mut programs = Programs::default();
+        let mut ask = |gap| programs.telling_gap(gap);
+        assert!((0..SAME_GAPS).all(|_| ask(250) == Some(250)));
+        assert_eq!([ask(250), ask(250)], [None, None]);
+        assert_eq!([ask(9000), ask(250)], [Some(9000), Some(250)]);
     }
 }

@@ -1,6 +1,6 @@
 //! Counts that the cache reports. Counters only grow; gauges are the state now.
 
-use crate::Duel;
+use crate::{Duel, HitCurve};
 use rootstock_memory::TierId;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,8 @@ pub struct CacheStats {
     pub programs: u32,
     /// The duel of policy `agent` with least recently used; absent with other policies.
     pub duel: Option<Duel>,
+    /// Expected hits over capacity with policy `agent`; absent with other policies.
+    pub curve: Option<HitCurve>,
     /// Copies that are not acknowledged.
     pub copies_under_way: u32,
     /// Counter: copies that failed.

@@ -335,7 +335,7 @@ impl Tier {
     }
 
     /// Who goes first.
-    pub(crate) fn first(&self) -> Option<u32> {
+    pub(crate) fn first(&mut self) -> Option<u32> {
         self.order.first(&self.spans)
     }
 

@@ -38,6 +38,12 @@ impl World {
 
     /// One request from match to end; the pages found.
     fn ask(&mut self, tokens: &[Token], hints: &Hints, now: Nanos) -> u32 {
+        let found = self.ask_unchecked(tokens, hints, now);
+        self.cache.check().unwrap();
+        found
+    }
+
+    fn ask_unchecked(&mut self, tokens: &[Token], hints: &Hints, now: Nanos) -> u32 {
         let key = Key {
             ns: self.ns,
             tokens,
@@ -56,7 +62,6 @@ impl World {
         }
         self.cache.pages(&found.lease, &mut self.pages);
         self.cache.end(found.lease, Fate::Keep, now);
-        self.cache.check().unwrap();
         found.device_tokens
     }
 
@@ -71,6 +76,29 @@ impl World {
     fn evict(&mut self, pages: u32, now: Nanos) {
         let free = self.cache.stats().tiers[0].free;
         self.cache.make_room(DEVICE, free + pages, now).unwrap();
+        self.cache.check().unwrap();
+    }
+}
+
+impl World {
+    /// One turn from match to end: the answer follows the prompt.
+    fn turn(&mut self, prompt: &[Token], answer: &[Token], now: Nanos) {
+        let tokens = prompt;
+        let key = Key {
+            ns: self.ns,
+            tokens,
+        };
+        let mut found = self.cache.match_lease(key, REPLICA, u32::MAX, now);
+        let missing = &tokens[found.device_tokens as usize..];
+        for part in [missing, answer] {
+            let count = u32::try_from(part.len()).unwrap();
+            let (mut reservation, _) = self.cache.reserve(DEVICE, count, now).unwrap();
+            let pages = self.cache.acquire(&mut reservation, count);
+            self.cache.cancel(reservation);
+            let meta = SpanMeta::default();
+            let _ = self.cache.extend(&mut found.lease, part, pages, &meta, now);
+        }
+        self.cache.end(found.lease, Fate::Keep, now);
         self.cache.check().unwrap();
     }
 }
@@ -114,6 +142,31 @@ fn a_prefix_that_its_program_has_left_goes_first() {
     assert_eq!(world.cached(&[1, 2, 3, 4, 5]), 2, "what a went back on");
     assert_eq!(world.cached(&[7, 8, 9]), 3);
     assert_eq!(world.cached(&[1, 2, 30, 40]), 4);
+}
+
+/// Kinds: what a template strips from the history goes before anything else, although nobody has
+/// named a program and others are older.
+#[test]
+fn thinking_does_not_outlive_the_turn_that_strips_it() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.turn(&[90, 91, 92], &[93, 94], SECOND);
+    world.turn(&[1, 2, 3], &[50, 51, 52, 60], 2 * SECOND);
+    // A tool returns: the thinking is still in the prompt, then there is more of it.
+    world.turn(&[1, 2, 3, 50, 51, 52, 60, 70], &[53, 54, 61], 30 * SECOND);
+    // The user speaks, and the template strips it all.
+    let next = [1, 2, 3, 60, 70, 61, 80];
+    world.turn(&next, &[55, 56], 60 * SECOND);
+    world.evict(8, 61 * SECOND);
+    assert_eq!(world.cached(&[1, 2, 3, 50]), 3, "what was stripped is gone");
+    assert_eq!(world.cached(&[90, 91, 92, 93, 94]), 5, "the oldest is not");
+    assert_eq!(world.cached(&[1, 2, 3, 60, 70, 61, 80, 55, 56]), 9);
+    // Another answer to the same prompt is no next turn, and neither is another prompt.
+    world.turn(&[90, 91, 92, 93], &[94], 69 * SECOND);
+    world.turn(&[90, 91, 92], &[95, 96], 70 * SECOND);
+    world.turn(&[90, 91, 97, 98, 99], &[100], 71 * SECOND);
+    world.evict(2, 72 * SECOND);
+    assert_eq!(world.cached(&[90, 91, 92, 93, 94]), 5);
+    assert_eq!(world.cached(&[90, 91, 92, 95, 96]), 5);
 }
 
 #[test]
@@ -278,4 +331,54 @@ fn the_curve_of_least_recently_used_is_known_while_another_policy_rules() {
     assert_eq!(hits_at(100), 0, "{duel:?}");
     assert_eq!(hits_at(200), duel.watched_uses, "all would fit: {duel:?}");
     assert!(World::new(PolicyKind::Lru, 9).cache.stats().duel.is_none());
+}
+
+/// Forty programs of nine pages and a tool list of three, which come back after pauses that differ
+/// widely; each turn adds a page. The share of pages found, and the world.
+fn crowd(policy: PolicyKind, pages: u32) -> (f64, World) {
+    let mut world = World::new(policy, pages);
+    let mut due: Vec<(Nanos, u32, u32)> =
+        (0..40).map(|one| (u64::from(one) << 28, one, 0)).collect();
+    let (mut seed, mut hits, mut asked) = (7_u32, 0, 0);
+    for _ in 0..4000 {
+        due.sort_unstable();
+        let (now, program, turn) = due.remove(0);
+        let tokens = (0..3).chain(program * 1000 + 100..program * 1000 + 109 + turn % 16);
+        let tokens: Vec<Token> = tokens.collect();
+        hits += world.ask_unchecked(&tokens, &Hints::default(), now);
+        asked += tokens.len();
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let pause = 1 << (28 + (seed >> 16) % 8);
+        due.push((now + pause + u64::from(seed >> 8), program, turn + 1));
+    }
+    world.cache.check().unwrap();
+    (f64::from(hits) / asked as f64, world)
+}
+
+#[test]
+fn the_expected_curve_is_within_two_points_of_caches_of_those_sizes() {
+    let (own, world) = crowd(PolicyKind::Agent, 240);
+    let curve = world.cache.stats().curve.unwrap();
+    assert_eq!(curve.points.len(), 7);
+    let of_all = |tokens: u64| tokens as f64 / curve.lookup_tokens as f64;
+    assert!((of_all(curve.hit_tokens) - own).abs() < 1e-9);
+    let mut spread = 0.0;
+    for point in &curve.points {
+        let pages = u32::try_from(point.pages).unwrap();
+        for (policy, expected) in [
+            (PolicyKind::Agent, point.hit_tokens),
+            (PolicyKind::Lru, point.lru_hit_tokens),
+        ] {
+            let (real, _) = crowd(policy, pages);
+            let expected = of_all(expected);
+            let off = (expected - real).abs();
+            assert!(
+                off < 0.02,
+                "{policy:?} at {pages}: {expected:.3}, really {real:.3}"
+            );
+            spread = f64::max(spread, (real - own).abs());
+        }
+    }
+    assert!(spread > 0.2, "the sizes differ in what they find: {spread}");
+    assert!(crowd(PolicyKind::Lru, 240).1.cache.stats().curve.is_none());
 }

@@ -37,7 +37,7 @@ use report::{INFINITE, OPTIMUM, ratio};
 pub use error::ReplayError;
 pub use policy::{Policy, UnknownPolicy};
 pub use read::TraceForm;
-pub use report::{Entry, Report};
+pub use report::{Entry, Expected, Report};
 pub use signals::Signal;
 
 /// Blocks of a cache, at most: as many as a trace may have.
@@ -86,7 +86,7 @@ pub fn run(trace: &Path, flags: &ReplayFlags, out: &mut dyn Write) -> Result<(),
     let text = if flags.json {
         serde_json::to_string_pretty(&report).map_err(ReplayError::Json)? + "\n"
     } else {
-        report.table() + &report.closing()
+        report.table() + &report.expectations() + &report.closing()
     };
     let failed = |source| ReplayError::File {
         path: PathBuf::from("standard output"),
@@ -185,7 +185,7 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         let same = all.find(|(job, _)| is(job.line) && job.tokens == tokens);
         same.map_or(0, |(_, outcome)| outcome.hits)
     };
-    let entry = |job: &Job, policy, hits, seconds| Entry {
+    let entry = |job: &Job, policy, hits, outcome: Option<&Outcome>| Entry {
         policy,
         capacity_tokens: job.tokens,
         capacity_blocks: job.blocks,
@@ -193,16 +193,16 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         hit_ratio: ratio(hits, blocks).unwrap_or_default(),
         times_lru: ratio(hits, hits_of(is_lru_line, job.tokens)),
         share_of_optimum: ratio(hits, hits_of(is_optimum, job.tokens)),
-        seconds,
+        seconds: outcome.map(|outcome| outcome.took.as_secs_f64()),
+        expected: outcome
+            .and_then(|outcome| outcome.curve.as_ref())
+            .map(Expected::all_of)
+            .unwrap_or_default(),
     };
-    let replayed = jobs.iter().zip(outcomes).map(|(job, outcome)| {
-        entry(
-            job,
-            name(job.line),
-            outcome.hits,
-            Some(outcome.took.as_secs_f64()),
-        )
-    });
+    let replayed = jobs
+        .iter()
+        .zip(outcomes)
+        .map(|(job, outcome)| entry(job, name(job.line), outcome.hits, Some(outcome)));
     let columns = jobs.iter().filter(|job| is_optimum(job.line));
     let infinite = columns.map(|job| entry(job, INFINITE, trace.infinite_hits(), None));
     Report {

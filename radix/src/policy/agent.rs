@@ -10,36 +10,42 @@
 //!
 //! The parts know nothing of each other: [`ages`] bins of time, [`class`] what is told apart,
 //! [`worth`] what is learned, [`shelf`] the lists of what can go, [`samples`] the watched pages,
-//! [`rivals`] the duel with least recently used.
+//! [`rivals`] the duel with least recently used, [`curve`] the hits at other capacities.
 
 mod ages;
 mod class;
+mod curve;
 mod rivals;
 mod samples;
 mod shelf;
 mod worth;
 
+pub use curve::{CurvePoint, HitCurve};
 pub use rivals::Duel;
 
 pub(crate) use class::{Group, Mark, Said};
-pub(crate) use shelf::Shelf;
+pub(crate) use shelf::{Ranks, Shelf};
 
 use crate::node::Node;
 use crate::tree::Tree;
-use rivals::Rivals;
+use class::Stay;
+use curve::Curve;
+use rivals::{EIGHTHS, Held, Rivals};
 use rootstock_memory::Nanos;
 use samples::{Samples, Seen};
+use std::sync::Arc;
 use worth::Worth;
 
 /// Pages of the cache that are watched, at most.
 const WATCHED: u32 = 4096;
 
-/// Ghosts for each watched page.
-const GHOSTS: usize = 4;
+/// Watched pages that are known, cached or not. For a small cache too, so that it learns of ages
+/// that it never reaches.
+const KNOWN: usize = 6 * WATCHED as usize;
 
 /// Ended requests between two times that the order is learned anew: twice as many each time.
 const LEARN_FIRST: u32 = 64;
-const LEARN_LAST: u32 = 2048;
+const LEARN_LAST: u32 = 4096;
 
 /// Used by several programs.
 const MANY: u64 = u64::MAX;
@@ -54,17 +60,32 @@ struct Memo {
     /// Hash of the prefix up to page `chained`.
     chain: u64,
     chained: u32,
+    /// Pages of the prompt of the request that computed its first page; 0 where unknown.
+    asked: u32,
+}
+
+/// A watched page that nobody uses.
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    mark: Mark,
+    since: Nanos,
 }
 
 /// What the policy knows beyond the order of each tier.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pages: u32,
+    /// One watched page stands for `2^shift`.
+    shift: u32,
+    now: Nanos,
     samples: Samples,
-    /// The watched pages that no request uses now.
-    aging: Shelf,
+    /// By watched page; `None` for those that a request uses.
+    idle: Vec<Option<Idle>>,
     worth: Worth,
+    /// The order that follows from it.
+    learned: Arc<Ranks>,
     rivals: Rivals,
+    curve: Curve,
     memos: Vec<Memo>,
     ended: u32,
     learn_after: u32,
@@ -80,8 +101,12 @@ impl Agent {
         let worth = Worth::new();
         Self {
             pages,
-            samples: Samples::new(shift, watched.max(64) as usize * GHOSTS),
-            aging: Shelf::new(&worth.order()),
+            shift,
+            now: 0,
+            samples: Samples::new(shift, KNOWN),
+            idle: Vec::new(),
+            curve: Curve::new(watched, worth.first_ranks()),
+            learned: worth.first_ranks(),
             worth,
             rivals: Rivals::new(watched),
             memos: Vec::new(),
@@ -92,28 +117,27 @@ impl Agent {
     }
 
     /// The order of the cells before anything is learned.
-    pub(crate) fn first_order() -> Vec<u16> {
-        Worth::new().order()
+    pub(crate) fn first_ranks() -> Arc<Ranks> {
+        Worth::new().first_ranks()
     }
 
     /// Time passes.
-    pub(crate) fn advance(&mut self, now: Nanos) {
-        let Self { aging, worth, .. } = self;
-        aging.advance(now, |cell| worth.enter(cell));
+    pub(crate) fn set_now(&mut self, now: Nanos) {
+        self.now = self.now.max(now);
+        self.curve.set_now(now);
     }
 
     /// A request found `node`.
     pub(crate) fn found(&mut self, node: u32) {
-        for at in self.samples.of(node) {
-            if self.aging.holds(at) {
-                self.worth.hit(self.aging.remove(at));
-                self.changed |= self.rivals.score(at, true);
-            }
+        let mut next = self.samples.of(node).next();
+        while let Some(sample) = next {
+            self.use_sample(sample, true);
+            next = self.samples.after(sample);
         }
     }
 
-    /// A request computed the last `count` pages of the edge of `at`.
-    pub(crate) fn computed(&mut self, tree: &Tree, at: u32, count: u32) {
+    /// A request for `asked` pages computed the last `count` pages of the edge of `at`.
+    pub(crate) fn computed(&mut self, tree: &Tree, at: u32, count: u32, asked: u32) {
         let node = tree.node(at);
         let (first, end) = (node.end() - count, node.end());
         let mut chain = self.chain(tree, at, first);
@@ -123,23 +147,32 @@ impl Agent {
             chain = tree.chain(chain, page);
             match self.samples.put(at, depth, chain) {
                 Seen::Not => {}
-                Seen::New(sample) => self.rivals.forget(sample),
+                Seen::New(sample) => self.use_sample(sample, false),
                 Seen::Again(sample, uses) => {
                     let memo = self.memo(at);
                     memo.before = memo.before.max(uses);
-                    if self.aging.holds(sample) {
-                        self.worth.hit(self.aging.remove(sample));
-                        self.changed |= self.rivals.score(sample, false);
-                    }
+                    self.use_sample(sample, false);
                 }
             }
         }
         let memo = self.memo(at);
         (memo.chain, memo.chained) = (chain, end);
+        if first == node.depth {
+            memo.asked = asked;
+        }
     }
 
-    /// The mark of a node that a request used which arrived at `arrived`.
-    pub(crate) fn used(&mut self, at: u32, node: &Node, said: &Said, arrived: Nanos) -> Mark {
+    /// Whether nobody by name uses a node, and it is part of an answer to a prompt shorter than
+    /// `asked` pages.
+    pub(crate) fn is_answer(&self, at: u32, node: &Node, asked: u32) -> bool {
+        self.memos.get(at as usize).is_some_and(|memo| {
+            let is_after_prompt = memo.asked > 0 && memo.asked <= node.depth;
+            memo.owner == 0 && is_after_prompt && memo.asked < asked
+        })
+    }
+
+    /// The mark of a node that a request used until now.
+    pub(crate) fn used(&mut self, at: u32, node: &Node, said: &Said) -> Mark {
         let memo = self.memo(at);
         if let Some(program) = said.program {
             memo.owner = match memo.owner {
@@ -152,22 +185,24 @@ impl Agent {
         let group = said.group(node.kind, memo.owner == MANY);
         let origin = match (group, said.due) {
             (Group::Due, Some(due)) => due,
-            _ => arrived,
+            _ => self.now,
         };
         Mark::new(group, uses, origin)
     }
 
     /// No request uses a node any more.
     pub(crate) fn settle(&mut self, at: u32, node: &Node, mark: Mark) {
-        let uses = node
-            .hits
-            .saturating_add(self.memo(at).before)
-            .saturating_add(1);
         let mut next = self.samples.of(at).next();
+        if next.is_none() {
+            return;
+        }
+        let before = self.memo(at).before;
+        let uses = node.hits.saturating_add(before).saturating_add(1);
         while let Some(sample) = next {
-            if !self.aging.holds(sample) {
+            if self.idle_of(sample).is_none() {
                 self.samples.set_uses(sample, uses);
                 self.rivals.touch(sample);
+                self.curve.settle(sample, mark, node.priority);
                 self.watch(sample, mark);
             }
             next = self.samples.after(sample);
@@ -182,11 +217,12 @@ impl Agent {
     }
 
     /// A node that nobody uses got another mark.
-    pub(crate) fn marked(&mut self, at: u32, mark: Mark) {
+    pub(crate) fn marked(&mut self, at: u32, node: &Node, mark: Mark) {
         let mut next = self.samples.of(at).next();
         while let Some(sample) = next {
-            if self.aging.holds(sample) {
-                self.aging.remove(sample);
+            if let Some(stay) = self.wake(sample) {
+                self.worth.leave(stay, false);
+                self.curve.remark(sample, mark, node.priority);
                 self.watch(sample, mark);
             }
             next = self.samples.after(sample);
@@ -202,18 +238,10 @@ impl Agent {
 
     /// The pages of a node from page `keep` of the prefix on are gone from all tiers.
     pub(crate) fn evicted(&mut self, at: u32, keep: u32) {
-        let Self {
-            samples,
-            aging,
-            rivals,
-            ..
-        } = self;
-        samples.evict(at, keep, |sample| {
-            if aging.holds(sample) {
-                aging.remove(sample);
-            }
-            rivals.forget(sample);
-        });
+        let curve = &self.curve;
+        self.samples
+            .evict(at, keep, |sample| curve.is_outside(sample));
+        self.forget_spare();
     }
 
     /// The node is gone.
@@ -223,7 +251,7 @@ impl Agent {
     }
 
     /// A request has ended; another order of the cells where it is time for one.
-    pub(crate) fn learn(&mut self) -> Option<Vec<u16>> {
+    pub(crate) fn learn(&mut self) -> Option<Arc<Ranks>> {
         self.ended += 1;
         let due = self.ended >= self.learn_after;
         if due {
@@ -232,10 +260,16 @@ impl Agent {
             self.worth.fade();
         }
         let changed = std::mem::take(&mut self.changed);
+        if due {
+            let idle = self.idle.iter().flatten();
+            let stays = idle.map(|idle| idle.mark.stay(idle.since, self.now));
+            self.learned = self.worth.ranks(stays);
+            // It follows the policy whoever rules.
+            self.curve.reorder(&self.learned);
+        }
         match self.rivals.lru_rules() {
-            true if changed => Some(Worth::by_age()),
-            true => None,
-            false => (due || changed).then(|| self.worth.order()),
+            true => changed.then(Worth::by_age),
+            false => (due || changed).then(|| Arc::clone(&self.learned)),
         }
     }
 
@@ -243,10 +277,67 @@ impl Agent {
         self.rivals.report(u64::from(self.pages))
     }
 
+    /// The curve, given the tokens that were asked for and found, and those of a page.
+    pub(crate) fn curve(&self, lookup_tokens: u64, hit_tokens: u64, page_tokens: u32) -> HitCurve {
+        let tokens = u64::from(page_tokens) << self.shift;
+        let policy = self.curve.hits();
+        let real = curve::at_real(&policy);
+        let (lru, found) = self.rivals.hits();
+        let estimate =
+            |here, there| curve::estimate(hit_tokens, here, there, tokens, lookup_tokens);
+        let points = EIGHTHS.iter().zip(policy).zip(lru);
+        let points = points.map(|((&eighths, policy), lru)| CurvePoint {
+            pages: (u64::from(self.pages) * u64::from(eighths) / 8).max(1),
+            hit_tokens: estimate(real, policy),
+            lru_hit_tokens: estimate(found, lru),
+        });
+        HitCurve {
+            lookup_tokens,
+            hit_tokens,
+            points: points.collect(),
+        }
+    }
+
+    /// A request uses a watched page, which it found or has computed.
+    fn use_sample(&mut self, sample: u32, found: bool) {
+        if let Some(stay) = self.wake(sample) {
+            self.worth.leave(stay, true);
+            let by_policy = self.curve.score(sample);
+            self.changed |= self.rivals.score(sample, Held { found, by_policy });
+        }
+        let Self { curve, samples, .. } = self;
+        curve.hold(sample, |gone| samples.spare(gone));
+        self.forget_spare();
+    }
+
+    /// The watched page is idle no longer; where it was meanwhile.
+    fn wake(&mut self, sample: u32) -> Option<Stay> {
+        let idle = self.idle.get_mut(sample as usize)?.take()?;
+        Some(idle.mark.stay(idle.since, self.now))
+    }
+
+    fn idle_of(&self, sample: u32) -> Option<Idle> {
+        self.idle.get(sample as usize).copied().flatten()
+    }
+
     fn watch(&mut self, sample: u32, mark: Mark) {
-        self.aging.mark(sample, mark);
-        let cell = self.aging.insert(sample, 0, 0);
-        self.worth.enter(cell);
+        let at = sample as usize;
+        if self.idle.len() <= at {
+            self.idle.resize(at + 1, None);
+        }
+        let since = self.now;
+        self.idle[at] = Some(Idle { mark, since });
+    }
+
+    /// Forgets watched pages that no capacity would hold, when too many are known.
+    fn forget_spare(&mut self) {
+        while let Some(sample) = self.samples.forget() {
+            if let Some(stay) = self.wake(sample) {
+                self.worth.leave(stay, false);
+            }
+            self.rivals.forget(sample);
+            self.curve.forget(sample);
+        }
     }
 
     fn memo(&mut self, at: u32) -> &mut Memo {
@@ -290,7 +381,8 @@ impl Agent {
 
     /// What contradicts itself, given the pages that each node covers.
     pub(crate) fn fault(&self, pages_of: impl Fn(u32) -> Option<(u32, u32)>) -> Option<String> {
-        let listed = self.aging.check();
-        listed.err().or_else(|| self.samples.fault(pages_of))
+        let idle = |sample| self.idle_of(sample).is_some();
+        let curve = self.curve.fault(idle);
+        curve.or_else(|| self.samples.fault(pages_of))
     }
 }

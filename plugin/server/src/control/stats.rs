@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use rootstock::memory::{StoreStats, TierId};
-use rootstock::radix::{CacheConfig, CacheStats, TierStats};
+use rootstock::radix::{CacheConfig, CacheStats, HitCurve, TierStats};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -51,6 +51,12 @@ fn body(stats: &CacheStats, config: &CacheConfig, events: Option<PublisherState>
         "namespaces": stats.namespaces,
         "leases": stats.leases,
         "uncached_pages": stats.uncached_pages,
+        "programs": stats.programs,
+        "duel": stats.duel.as_ref().map(|duel| json!({
+            "lru_rules": duel.lru_rules,
+            "rounds_lost": duel.rounds_lost,
+        })),
+        "hit_curve": stats.curve.as_ref().map(curve),
         "kv_events": events.map(|state| json!({
             "incarnation": state.incarnation,
             "next": state.ring.next,
@@ -69,6 +75,23 @@ fn store(stats: Option<StoreStats>) -> Value {
             "truncated": stats.truncated, "foreign": stats.foreign, "errors": stats.errors,
             "timeouts": stats.timeouts, "evicted": stats.evicted,
         })
+    })
+}
+
+/// Counters, so that the hits of a span of time are differences.
+fn curve(curve: &HitCurve) -> Value {
+    let point = |point: &rootstock::radix::CurvePoint| {
+        json!({
+            "pages": point.pages,
+            "hit_tokens": point.hit_tokens,
+            "lru_hit_tokens": point.lru_hit_tokens,
+        })
+    };
+    let points: Vec<Value> = curve.points.iter().map(point).collect();
+    json!({
+        "lookup_tokens": curve.lookup_tokens,
+        "hit_tokens": curve.hit_tokens,
+        "points": points,
     })
 }
 

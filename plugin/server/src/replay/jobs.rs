@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use rootstock::radix::HitCurve;
 
 use super::error::ReplayError;
 use super::optimum::{self, Future};
@@ -31,10 +32,11 @@ pub(crate) struct Job {
     pub(crate) host_blocks: u32,
 }
 
-/// Hits of a cell, and how long they took.
-#[derive(Clone, Copy, Debug, Default)]
+/// Hits of a cell, what they say of other capacities, and how long they took.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) hits: u64,
+    pub(crate) curve: Option<HitCurve>,
     pub(crate) took: Duration,
 }
 
@@ -88,7 +90,7 @@ fn run_one(
 ) -> Result<Outcome, ReplayError> {
     let mut ticker = Ticker::new(progress.clone());
     let start = crate::clock::now();
-    let hits = match job.line {
+    let (hits, curve) = match job.line {
         Line::Policy(policy) => {
             let room = Room {
                 device: job.blocks,
@@ -96,10 +98,14 @@ fn run_one(
             };
             tree::hits(trace, policy.kind, room, &mut ticker)?
         }
-        Line::Optimum => optimum::hits(trace, future, job.blocks + job.host_blocks, &mut ticker),
+        Line::Optimum => {
+            let blocks = job.blocks + job.host_blocks;
+            (optimum::hits(trace, future, blocks, &mut ticker), None)
+        }
     };
     Ok(Outcome {
         hits,
+        curve,
         took: start.elapsed(),
     })
 }

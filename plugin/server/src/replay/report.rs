@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use rootstock::radix::HitCurve;
 use serde::Serialize;
 
 use super::read::TraceForm;
@@ -58,6 +59,33 @@ pub struct Entry {
     /// Seconds that the replay took; absent where the figure is not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
+    /// Hit ratios that the cache expected of other capacities while it ran at this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expected: Vec<Expected>,
+}
+
+/// What a cache expects of another capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Expected {
+    /// Capacity of all tiers together.
+    pub capacity_blocks: u64,
+    /// Hits of its policy, of all blocks.
+    pub hit_ratio: f64,
+    /// Hits of `lru`, of all blocks.
+    pub lru_hit_ratio: f64,
+}
+
+impl Expected {
+    /// The points of a curve whose blocks are pages of one token.
+    pub(crate) fn all_of(curve: &HitCurve) -> Vec<Self> {
+        let of_all = |hits| ratio(hits, curve.lookup_tokens).unwrap_or_default();
+        let points = curve.points.iter().map(|point| Self {
+            capacity_blocks: point.pages,
+            hit_ratio: of_all(point.hit_tokens),
+            lru_hit_ratio: of_all(point.lru_hit_tokens),
+        });
+        points.collect()
+    }
 }
 
 /// Whether there is no host tier.
@@ -115,6 +143,31 @@ impl Report {
             push(&mut text, format_args!("{name:<name_width$}"));
             for (entry, width) in line.iter().zip(&widths) {
                 push(&mut text, format_args!("{:>width$.4}", entry.hit_ratio));
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The curves that caches expected while they ran: a line for each capacity they ran at, in
+    /// which the middle figure is their own; empty where no policy makes one.
+    pub fn expectations(&self) -> String {
+        let mut text = String::new();
+        for entry in self
+            .results
+            .iter()
+            .filter(|entry| !entry.expected.is_empty())
+        {
+            if text.is_empty() {
+                text.push_str("\nexpected by a cache that runs at one capacity, of others\n");
+            }
+            push(
+                &mut text,
+                format_args!("{} at {}:", entry.policy, entry.capacity_tokens),
+            );
+            for point in &entry.expected {
+                let tokens = point.capacity_blocks * u64::from(self.page_tokens);
+                push(&mut text, format_args!("  {tokens} {:.4}", point.hit_ratio));
             }
             text.push('\n');
         }

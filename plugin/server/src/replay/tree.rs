@@ -7,8 +7,8 @@
 
 use rootstock::memory::{CopyDone, CopyPlan, ReplicaId, Reservation, TierId};
 use rootstock::radix::{
-    CacheConfig, Fate, Hints, Key, Lease, NamespaceId, NamespaceKey, PolicyKind, PrefixCache,
-    SpanMeta, TenantId, WritePolicy,
+    CacheConfig, Fate, Hints, HitCurve, Key, Lease, NamespaceId, NamespaceKey, PolicyKind,
+    PrefixCache, SpanMeta, TenantId, WritePolicy,
 };
 
 use super::error::ReplayError;
@@ -28,7 +28,8 @@ pub(crate) struct Room {
     pub(crate) host: u32,
 }
 
-/// Blocks that `policy` hits, on either tier, with `room`.
+/// Blocks that `policy` hits, on either tier, with `room`; and what it expects of other
+/// capacities.
 ///
 /// A prompt longer than the device keeps as many of its first blocks as fit.
 ///
@@ -39,7 +40,7 @@ pub(crate) fn hits(
     policy: PolicyKind,
     room: Room,
     ticker: &mut Ticker,
-) -> Result<u64, ReplayError> {
+) -> Result<(u64, Option<HitCurve>), ReplayError> {
     let config = CacheConfig {
         page_tokens: 1,
         device_pages: vec![room.device],
@@ -59,7 +60,7 @@ pub(crate) fn hits(
         hits += u64::from(found.map_err(|what| ReplayError::Broken { request, what })?);
         ticker.tick();
     }
-    Ok(hits)
+    Ok((hits, served.cache.stats().curve))
 }
 
 struct Served {

@@ -43,7 +43,8 @@ pub(crate) const fn bin(now: Nanos, origin: Nanos) -> usize {
 }
 
 /// The first moment after `bin`.
-pub(crate) const fn end(bin: usize, origin: Nanos) -> Nanos {
+#[cfg(test)]
+const fn end(bin: usize, origin: Nanos) -> Nanos {
     if bin + 1 >= BINS {
         Nanos::MAX
     } else if bin >= ORIGIN {
@@ -52,6 +53,19 @@ pub(crate) const fn end(bin: usize, origin: Nanos) -> Nanos {
         let distance = edge(ORIGIN - 1 - bin);
         let past = if distance == 0 { 0 } else { 1 };
         origin.saturating_sub(distance).saturating_add(past)
+    }
+}
+
+/// The latest origin that has left `bin` by `now`; `None` while none can have.
+pub(crate) const fn past(bin: usize, now: Nanos) -> Option<Nanos> {
+    if bin + 1 >= BINS {
+        None
+    } else if bin >= ORIGIN {
+        now.checked_sub(edge(bin - ORIGIN + 1))
+    } else {
+        let distance = edge(ORIGIN - 1 - bin);
+        let past = if distance == 0 { 0 } else { 1 };
+        now.saturating_add(distance).checked_sub(past)
     }
 }
 
@@ -80,6 +94,11 @@ mod tests {
             let end = end(bin_at, origin);
             assert_eq!(bin(end - 1, origin), bin_at, "last moment of {bin_at}");
             assert_eq!(bin(end, origin), bin_at + 1, "first moment after {bin_at}");
+        }
+        for bin_at in 0..BINS - 1 {
+            let end = end(bin_at, origin);
+            assert!(past(bin_at, end).is_some_and(|limit| origin <= limit));
+            assert!(past(bin_at, end - 1).is_none_or(|limit| origin > limit));
         }
         assert_eq!(bin(u64::MAX, 0), BINS - 1);
         assert_eq!(bin(0, u64::MAX), 0);

@@ -9,7 +9,7 @@ use crate::{ContextKind, ProgramId};
 use rootstock_memory::Nanos;
 
 /// Octaves of use that are told apart.
-const USES: usize = 8;
+pub(crate) const USES: usize = 8;
 
 const GROUPS: usize = 16;
 
@@ -105,6 +105,12 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
+    /// Of what nothing is known.
+    pub(crate) const NONE: Self = Self {
+        origin: 0,
+        class: 0,
+    };
+
     /// The mark of what was used `uses` times.
     pub(crate) fn new(group: Group, uses: u32, origin: Nanos) -> Self {
         let octave = (uses.max(1).ilog2() as usize).min(USES - 1);
@@ -121,6 +127,21 @@ impl Mark {
     pub(crate) fn cell(self, now: Nanos) -> usize {
         usize::from(self.class) * BINS + ages::bin(now, self.origin)
     }
+
+    /// The cells that it passed through from `since` to `now`.
+    pub(crate) fn stay(self, since: Nanos, now: Nanos) -> Stay {
+        Stay {
+            first: self.cell(since.min(now)),
+            last: self.cell(now),
+        }
+    }
+}
+
+/// A time that something spent in its class, as cells: from the first to the last, both included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stay {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 /// Whether all of a class is expected to be worth nothing.

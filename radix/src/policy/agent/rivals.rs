@@ -12,12 +12,14 @@ use serde::{Deserialize, Serialize};
 pub(crate) const EIGHTHS: [u32; 7] = [1, 2, 4, 6, 8, 16, 32];
 
 /// The one of them that is the real capacity.
-const REAL: usize = 4;
+pub(crate) const REAL: usize = 4;
 
 const SEGMENTS: usize = EIGHTHS.len() + 1;
 
-/// Uses in a round of the duel, at least.
+/// Uses in a round of the duel, at least, and for each watched page that fits: long enough that
+/// what one rule left behind is gone before the other is judged.
 const ROUND: u32 = 4096;
+const ROUND_A_PAGE: u32 = 16;
 
 /// The policy may be behind by this part of the rival's hits before it has lost a round.
 const MARGIN: u32 = 128;
@@ -47,6 +49,27 @@ struct Place {
     segment: u8,
 }
 
+/// Where a page was when it was used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// In the cache.
+    pub(crate) found: bool,
+    /// In a cache of this size that the policy rules all the time.
+    pub(crate) by_policy: bool,
+}
+
+/// What was found in a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    uses: u32,
+    /// By the cache.
+    found: u32,
+    /// By the rival.
+    rival: u32,
+    /// By the policy had it ruled all the time.
+    policy: u32,
+}
+
 /// The list, and the score.
 #[derive(Debug)]
 pub(crate) struct Rivals {
@@ -58,8 +81,7 @@ pub(crate) struct Rivals {
     hits: [u64; SEGMENTS],
     uses: u64,
     found: u64,
-    /// This round's uses, hits of the cache and of the rival.
-    round: (u32, u32, u32),
+    round: Round,
     round_len: u32,
     lost: u32,
     /// Rounds until the policy is tried again, while the rival rules.
@@ -94,8 +116,8 @@ impl Rivals {
             hits: [0; SEGMENTS],
             uses: 0,
             found: 0,
-            round: (0, 0, 0),
-            round_len: ROUND.max(pages.saturating_mul(2)),
+            round: Round::default(),
+            round_len: ROUND.max(pages.saturating_mul(ROUND_A_PAGE)),
             lost: 0,
             rest: 0,
             next_rest: 2,
@@ -103,20 +125,21 @@ impl Rivals {
         }
     }
 
-    /// A known page was used; `found` where it was cached. True when the rule has changed.
-    pub(crate) fn score(&mut self, at: u32, found: bool) -> bool {
+    /// A known page was used. True when the rule has changed.
+    pub(crate) fn score(&mut self, at: u32, held: Held) -> bool {
         let place = self.places.get(at as usize).copied().unwrap_or(ABSENT);
         self.uses += 1;
-        self.found += u64::from(found);
+        self.found += u64::from(held.found);
         if let Some(hits) = self.hits.get_mut(usize::from(place.segment)) {
             *hits += 1;
         }
         let rival = usize::from(place.segment) <= REAL;
-        let (uses, ours, theirs) = &mut self.round;
-        *uses += 1;
-        *ours += u32::from(found);
-        *theirs += u32::from(rival);
-        self.round.0 >= self.round_len && self.close_round()
+        let round = &mut self.round;
+        round.uses += 1;
+        round.found += u32::from(held.found);
+        round.rival += u32::from(rival);
+        round.policy += u32::from(held.by_policy);
+        round.uses >= self.round_len && self.close_round()
     }
 
     /// Whether the rival's order is in force.
@@ -125,16 +148,18 @@ impl Rivals {
     }
 
     fn close_round(&mut self) -> bool {
-        let (_, ours, theirs) = std::mem::take(&mut self.round);
+        let round = std::mem::take(&mut self.round);
+        let behind = |hits: u32| hits + round.rival / MARGIN < round.rival;
         if std::mem::take(&mut self.settling) {
             return false;
         }
         if self.rest > 0 {
-            self.rest -= 1;
+            // There is no point in a trial that would be lost.
+            self.rest = (self.rest - 1).max(u32::from(behind(round.policy)));
             self.settling = self.rest == 0;
             return self.settling;
         }
-        if ours + theirs / MARGIN >= theirs {
+        if !behind(round.found) {
             self.next_rest = 2;
             return false;
         }
@@ -205,6 +230,16 @@ impl Rivals {
         self.places[at as usize] = ABSENT;
     }
 
+    /// Uses that caches of each capacity would have found, and those that this one has.
+    pub(crate) fn hits(&self) -> ([u64; EIGHTHS.len()], u64) {
+        let mut sum = 0;
+        let hits = std::array::from_fn(|segment| {
+            sum += self.hits[segment];
+            sum
+        });
+        (hits, self.found)
+    }
+
     /// For reports; one watched page stands for `scale`.
     pub(crate) fn report(&self, pages: u64) -> Duel {
         let mut hits = 0;
@@ -226,6 +261,10 @@ impl Rivals {
 mod tests {
     use super::*;
 
+    fn held(found: bool, by_policy: bool) -> Held {
+        Held { found, by_policy }
+    }
+
     #[test]
     fn the_segments_count_what_caches_of_each_capacity_find() {
         let mut rivals = Rivals::new(16);
@@ -244,7 +283,7 @@ mod tests {
             for (hits, eighths) in expected.iter_mut().zip(EIGHTHS) {
                 *hits += u64::from(distance.is_some_and(|at| at < 2 * eighths as usize));
             }
-            rivals.score(at, false);
+            rivals.score(at, held(false, false));
             rivals.touch(at);
             recent.retain(|&one| one != at);
             recent.insert(0, at);
@@ -267,7 +306,7 @@ mod tests {
             for at in 0..ROUND {
                 rivals.touch(at % 64);
                 let found = rivals.lru_rules() || at % 64 < 32;
-                changes += u32::from(rivals.score(at % 64, found));
+                changes += u32::from(rivals.score(at % 64, held(found, round % 8 > 3)));
             }
             assert!(round > 0 || !rivals.lru_rules());
         }
@@ -277,7 +316,10 @@ mod tests {
         let mut good = Rivals::new(64);
         for at in 0..10 * ROUND {
             good.touch(at % 64);
-            assert!(!good.score(at % 64, at % 200 != 0), "within the margin");
+            assert!(
+                !good.score(at % 64, held(at % 200 != 0, false)),
+                "within the margin"
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Pages that are watched, cached or not: a fixed share, chosen by the hash of their prefix.
 //!
-//! A watched page that is evicted stays known as a ghost until too many are, the oldest first. So
-//! reuse is learned at ages that the cache itself does not reach, in bounded memory. Where a page
-//! is in the tree its node lists it; only pages that are computed are ever hashed.
+//! A watched page that is evicted stays known as a ghost. Of too many, those that nothing else
+//! asks for are forgotten, the oldest first. So reuse is learned at ages that the cache itself
+//! does not reach, in bounded memory. Where a page is in the tree its node lists it; only pages
+//! that are computed are ever hashed.
 
 use crate::node::NIL;
 use crate::order::List;
@@ -29,10 +30,9 @@ pub(crate) struct Samples {
     table: ChildTable,
     /// The deepest of each node.
     firsts: Vec<u32>,
-    /// Oldest first.
-    ghosts: List,
-    ghost_count: usize,
-    ghosts_max: usize,
+    /// Those that are not in the tree and that nothing else asks for, oldest first.
+    spares: List,
+    known_max: usize,
     /// Hashes of watched pages have these bits 0.
     mask: u64,
 }
@@ -49,16 +49,15 @@ pub(crate) enum Seen {
 }
 
 impl Samples {
-    /// Watches one of `2^shift` pages, and at most `ghosts_max` that are not cached.
-    pub(crate) fn new(shift: u32, ghosts_max: usize) -> Self {
+    /// Watches one of `2^shift` pages; above `known_max` the spare ones are forgotten.
+    pub(crate) fn new(shift: u32, known_max: usize) -> Self {
         Self {
             all: Vec::new(),
             free: Vec::new(),
             table: ChildTable::new(),
             firsts: Vec::new(),
-            ghosts: List::default(),
-            ghost_count: 0,
-            ghosts_max,
+            spares: List::default(),
+            known_max,
             mask: (1 << shift) - 1,
         }
     }
@@ -74,8 +73,9 @@ impl Samples {
             // Another page of the same hash.
             Some(at) if self.all[at as usize].node != NIL => return Seen::Not,
             Some(at) => {
-                self.ghosts.remove(at);
-                self.ghost_count -= 1;
+                if self.spares.holds(at) {
+                    self.spares.remove(at);
+                }
                 Seen::Again(at, self.all[at as usize].uses)
             }
             None => Seen::New(self.add(hash)),
@@ -127,30 +127,42 @@ impl Samples {
         }
     }
 
-    /// The pages of `node` from `keep` on are gone. Ghosts that are too many are forgotten, and
-    /// told to `forgotten`.
-    pub(crate) fn evict(&mut self, node: u32, keep: u32, mut forgotten: impl FnMut(u32)) {
+    /// The pages of `node` from `keep` on are gone; `is_spare` says what nothing else asks for.
+    pub(crate) fn evict(&mut self, node: u32, keep: u32, is_spare: impl Fn(u32) -> bool) {
+        if self.firsts.len() <= node as usize {
+            return;
+        }
         let mut at = *self.first_mut(node);
         while at != NIL && self.all[at as usize].depth >= keep {
             let sample = &mut self.all[at as usize];
             sample.node = NIL;
             let next = std::mem::replace(&mut sample.next, NIL);
-            let youngest = self.ghosts.ends.map(|(_, tail)| tail);
-            self.ghosts.insert(at, youngest);
-            self.ghost_count += 1;
+            if is_spare(at) {
+                self.spare(at);
+            }
             at = next;
         }
         *self.first_mut(node) = at;
-        while self.ghost_count > self.ghosts_max {
-            let Some((oldest, _)) = self.ghosts.ends else {
-                break;
-            };
-            self.ghosts.remove(oldest);
-            self.ghost_count -= 1;
-            self.table.remove(self.all[oldest as usize].hash, oldest);
-            self.free.push(oldest);
-            forgotten(oldest);
+    }
+
+    /// Nothing else asks for `at`: it may be forgotten once it is not in the tree.
+    pub(crate) fn spare(&mut self, at: u32) {
+        if self.all[at as usize].node == NIL && !self.spares.holds(at) {
+            let youngest = self.spares.ends.map(|(_, tail)| tail);
+            self.spares.insert(at, youngest);
         }
+    }
+
+    /// Forgets the oldest spare page where too many are known.
+    pub(crate) fn forget(&mut self) -> Option<u32> {
+        if self.all.len() - self.free.len() <= self.known_max {
+            return None;
+        }
+        let (oldest, _) = self.spares.ends?;
+        self.spares.remove(oldest);
+        self.table.remove(self.all[oldest as usize].hash, oldest);
+        self.free.push(oldest);
+        Some(oldest)
     }
 
     fn add(&mut self, hash: u64) -> u32 {
@@ -198,9 +210,12 @@ impl Samples {
             }
         }
         let known = self.all.len() - self.free.len();
-        let counted = attached + self.ghost_count;
-        let ghosts = self.ghosts.iter().count();
-        (known != counted || known != self.table.len() || ghosts != self.ghost_count)
-            .then(|| format!("{known} pages are watched, {counted} counted"))
+        let spares = self.spares.iter().count();
+        let ghosts = self
+            .spares
+            .iter()
+            .all(|at| self.all[at as usize].node == NIL);
+        (known < attached + spares || known != self.table.len() || !ghosts)
+            .then(|| format!("{known} pages are watched, {attached} and {spares} counted"))
     }
 }
