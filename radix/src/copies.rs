@@ -352,7 +352,7 @@ impl PrefixCache {
             let missing = n - self.tiers[host].pool.free();
             let first = self.tiers[host].first().filter(|&at| {
                 let tier = &self.tiers[host];
-                tier.ranking.rank(self.tree.node(at), &tier.span(at)) < rank
+                tier.rank_of(at, self.tree.node(at), &tier.span(at)) < rank
             });
             let Some(first) = first else { break };
             let freed = self.evict_from(host, first, missing);
@@ -374,8 +374,7 @@ impl PrefixCache {
         } else {
             span.stamp
         };
-        tier.ranking
-            .rank(self.tree.node(at), &Span { stamp, ..span })
+        tier.rank_of(at, self.tree.node(at), &Span { stamp, ..span })
     }
 
     /// Plans the copy of pages `start..end` of the path of `node` to host, which has room.

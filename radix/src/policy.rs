@@ -5,7 +5,7 @@ pub(crate) mod agent;
 use crate::Lease;
 use crate::cache::PrefixCache;
 use crate::node::NIL;
-use crate::policy::agent::{Group, Mark};
+use crate::policy::agent::{Group, Mark, Said};
 use rootstock_memory::Nanos;
 
 /// Branches that are looked at where a prompt leaves a path, and nodes of one, at most.
@@ -43,10 +43,20 @@ impl PrefixCache {
         let node = self.tree.node(at);
         let agent = self.agent.as_mut().filter(|_| !node.is_root())?;
         let mark = agent.used(at, node, &lease.said);
-        if let Some(shelf) = self.tiers[usize::from(lease.replica.0)].order.shelf() {
-            shelf.mark(at, mark);
+        let used = [Some(usize::from(lease.replica.0)), self.host];
+        for tier in used.into_iter().flatten() {
+            self.tiers[tier].remark(at, node, mark);
         }
         Some(mark)
+    }
+
+    /// A node came from storage, of which nothing else is known.
+    pub(crate) fn judge_arrival(&mut self, tier: usize, at: u32) {
+        if let Some(agent) = &mut self.agent {
+            let node = self.tree.node(at);
+            let mark = agent.used(at, node, &Said::default());
+            self.tiers[tier].remark(at, node, mark);
+        }
     }
 
     /// Nobody uses `at` any more.
@@ -58,16 +68,22 @@ impl PrefixCache {
 
     /// A request has ended: what its program left behind is marked, and what was learned counts.
     pub(crate) fn conclude(&mut self, lease: &Lease, last: u32, now: Nanos) {
-        if let Some(program) = lease.said.program {
-            let here = (last, self.tree.node(last).generation);
-            let before = self.programs.ended(program, lease, here);
-            if let Some((old, _)) = before.filter(|&(at, generation)| self.is_node(at, generation))
-            {
-                self.give_up_branch(old, Some(last), program.0, now);
+        // What was ephemeral is gone already.
+        let node = self.tree.nodes.get(last as usize);
+        let here = node.map(|node| (last, node.generation));
+        match lease.said.program {
+            Some(program) => {
+                let before = self.programs.ended(program, lease, here);
+                let is_left = |&(at, generation): &(u32, _)| self.is_node(at, generation);
+                if let Some((old, _)) = before.filter(is_left).filter(|_| here.is_some()) {
+                    self.give_up_branch(old, Some(last), program.0, now);
+                }
+                if here.is_some() {
+                    self.note_branch(program, last);
+                }
             }
-            self.note_branch(program, last);
-        } else {
-            self.give_up_answers(lease, last, now);
+            None if here.is_some() => self.give_up_answers(lease, last, now),
+            None => {}
         }
         if let Some(ranks) = self.agent.as_mut().and_then(|agent| agent.learn()) {
             for shelf in self.tiers.iter_mut().filter_map(|tier| tier.order.shelf()) {
@@ -160,11 +176,7 @@ impl PrefixCache {
             };
             let mark = shelf.mark_of(at);
             let mark = mark.moved(Group::Dead, mark.origin.min(now));
-            tier.unrank(at, node);
-            if let Some(shelf) = tier.order.shelf() {
-                shelf.mark(at, mark);
-            }
-            tier.rank(at, node);
+            tier.remark(at, node, mark);
             if let Some(agent) = &mut self.agent {
                 agent.marked(at, node, mark);
             }

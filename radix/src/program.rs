@@ -126,12 +126,13 @@ impl Programs {
         }
     }
 
-    /// A request of the program ended in the node `here`; returns where the one before did.
+    /// A request of the program ended in the node `here`, if it left one; returns where the one
+    /// before did.
     pub(crate) fn ended(
         &mut self,
         id: ProgramId,
         lease: &Lease,
-        here: (u32, NonZeroU32),
+        here: Option<(u32, NonZeroU32)>,
     ) -> Option<(u32, NonZeroU32)> {
         let program = self.by_id.get_mut(&id)?;
         self.clock += 1;
@@ -145,7 +146,9 @@ impl Programs {
         program.turns = program.turns.saturating_add(1);
         program.arrived = lease.arrived.max(program.arrived);
         program.done = lease.said.last;
-        program.last.replace(here)
+        let before = program.last;
+        program.last = here.or(before);
+        before
     }
 
     pub(crate) fn len(&self) -> usize {

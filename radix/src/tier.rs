@@ -8,9 +8,13 @@
 
 use crate::TierStats;
 use crate::node::Node;
-use crate::order::{Order, Place, Ranking};
+use crate::order::{Order, Place, Rank, Ranking};
+use crate::policy::agent::Mark;
 use crate::tree::{Tree, narrow};
 use rootstock_memory::{PageId, PagePool, Pages, Reservation, StepId, TierId};
+
+/// Bits of a rank by worth that are recency.
+const STAMP_BITS: u32 = 48;
 
 /// A node's state in one tier.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,10 +86,10 @@ pub(crate) struct Tier {
 
 impl Tier {
     pub(crate) fn new(id: TierId, total: u32, ranking: Ranking) -> Self {
-        // Arrivals on lower tiers come in no order of use, so they are ranked.
+        // Arrivals on lower tiers come in no order of use: where that is the order, they are ranked.
         let order = match id {
-            TierId::Device(_) => Order::new(ranking),
-            TierId::Host | TierId::Storage => Order::ranked(ranking),
+            TierId::Host | TierId::Storage if ranking != Ranking::Worth => Order::ranked(ranking),
+            TierId::Device(_) | TierId::Host | TierId::Storage => Order::new(ranking),
         };
         Self {
             pool: PagePool::new(id, total),
@@ -331,6 +335,36 @@ impl Tier {
         let span = self.span(at);
         if span.is_candidate() && !node.is_root() {
             self.order.rank(at, node, &span);
+        }
+    }
+
+    /// What the node is worth by from now on, where the order is by learned worth.
+    pub(crate) fn remark(&mut self, at: u32, node: &Node, mark: Mark) {
+        if self.order.shelf().is_none() {
+            return;
+        }
+        self.unrank(at, node);
+        if let Some(shelf) = self.order.shelf() {
+            shelf.mark(at, mark);
+        }
+        self.rank(at, node);
+    }
+
+    /// Where a node would stand in the order of this tier with this state; lower goes first.
+    pub(crate) fn rank_of(&self, at: u32, node: &Node, span: &Span) -> Rank {
+        match &self.order {
+            Order::Worth(shelf) if !span.spent => {
+                // What is leased is being used now.
+                let place = if span.leases > 0 {
+                    u64::from(u16::MAX)
+                } else {
+                    shelf.place_of(at)
+                };
+                (node.priority.into(), place << STAMP_BITS | span.stamp)
+            }
+            Order::Worth(_) | Order::Recency(_) | Order::Ranked(..) => {
+                self.ranking.rank(node, span)
+            }
         }
     }
 

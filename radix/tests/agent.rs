@@ -2,10 +2,10 @@
 //! not all of them fit, and that learning stays bounded and deterministic.
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
-use rootstock_memory::{Nanos, PageId, ReplicaId, TierId};
+use rootstock_memory::{CopyDone, Nanos, PageId, ReplicaId, TierId};
 use rootstock_radix::{
     ActReason, Action, CacheConfig, Fate, Hints, Key, NamespaceId, NamespaceKey, Outcome,
-    PolicyKind, PrefixCache, ProgramId, SpanMeta, Target, TenantId, Token, Ttl,
+    PolicyKind, PrefixCache, ProgramId, SpanMeta, Target, TenantId, Token, Ttl, WritePolicy,
 };
 
 const REPLICA: ReplicaId = ReplicaId(0);
@@ -167,6 +167,82 @@ fn thinking_does_not_outlive_the_turn_that_strips_it() {
     world.evict(2, 72 * SECOND);
     assert_eq!(world.cached(&[90, 91, 92, 93, 94]), 5);
     assert_eq!(world.cached(&[90, 91, 92, 95, 96]), 5);
+}
+
+#[test]
+fn what_is_dropped_at_its_end_may_belong_to_a_program() {
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.ask(&[1, 2, 3], &of("a"), SECOND);
+    let key = Key {
+        ns: world.ns,
+        tokens: &[1, 2, 3, 4],
+    };
+    let mut found = world.cache.match_lease(key, REPLICA, u32::MAX, 2 * SECOND);
+    world.cache.describe(ME, &mut found.lease, &of("a"));
+    let (mut reservation, _) = world.cache.reserve(DEVICE, 1, 2 * SECOND).unwrap();
+    let pages = world.cache.acquire(&mut reservation, 1);
+    let meta = SpanMeta::default();
+    let _ = world
+        .cache
+        .extend(&mut found.lease, &[4], pages, &meta, 2 * SECOND);
+    world.cache.end(found.lease, Fate::Ephemeral, 2 * SECOND);
+    world.cache.check().unwrap();
+    assert_eq!(world.cached(&[1, 2, 3, 4]), 3);
+}
+
+/// The host tier goes by the same order: what is worth nothing makes room there too, although it
+/// came later.
+#[test]
+fn what_a_finished_program_leaves_goes_first_on_host() {
+    let mut world = World::new(PolicyKind::Agent, 4);
+    let config = CacheConfig {
+        page_tokens: 1,
+        device_pages: vec![4],
+        host_pages: 8,
+        write_policy: WritePolicy::Back,
+        policy: PolicyKind::Agent,
+        ..CacheConfig::default()
+    };
+    world.cache = PrefixCache::new(&config).unwrap();
+    world.ns = world.cache.namespace(&NamespaceKey::default()).unwrap();
+    let mut room = |world: &mut World, now| {
+        let mut copies = match world.cache.make_room(DEVICE, 4, now) {
+            Ok(room) => room.copies,
+            Err(short) => {
+                assert!(short.in_transit_pages > 0, "{short:?}");
+                Vec::new()
+            }
+        };
+        world.cache.drain_copies(&mut copies);
+        for plan in copies {
+            let done = CopyDone {
+                id: plan.id,
+                ok: true,
+            };
+            world.cache.copy_done(done, now);
+        }
+        world.cache.check().unwrap();
+    };
+    for (at, hints) in (1..).zip([of("a"), last("b"), of("c")]) {
+        let first = Token::try_from(at).unwrap() * 10;
+        world.ask(
+            &[first, first + 1, first + 2, first + 3],
+            &hints,
+            at * SECOND,
+        );
+        room(&mut world, at * SECOND + SECOND / 2);
+    }
+    // What was copied down leaves the device when its room is needed.
+    room(&mut world, 9 * SECOND);
+    let on_host = |first: Token| {
+        let tokens = [first, first + 1, first + 2, first + 3];
+        let key = Key {
+            ns: world.ns,
+            tokens: &tokens,
+        };
+        world.cache.probe(key, REPLICA).host_tokens
+    };
+    assert_eq!([10, 20, 30].map(on_host), [4, 0, 4], "b is done");
 }
 
 #[test]

@@ -386,6 +386,7 @@ impl PrefixCache {
             return;
         }
         let stamp = self.clock;
+        self.judge_arrival(host, at);
         self.tiers[host].set_resident(at, &self.tree, ids, |span| {
             span.stamp = stamp;
             span.read = true;

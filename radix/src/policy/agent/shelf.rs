@@ -253,6 +253,11 @@ impl Shelf {
         }
     }
 
+    /// The place of the cell where `at` belongs in the order of worth.
+    pub(crate) fn place_of(&self, at: u32) -> u64 {
+        self.ranks.places[self.mark_of(at).cell(self.now)].into()
+    }
+
     /// Who goes first.
     pub(crate) fn first(&mut self) -> Option<u32> {
         self.advance();
