@@ -205,7 +205,7 @@ fn what_a_finished_program_leaves_goes_first_on_host() {
     };
     world.cache = PrefixCache::new(&config).unwrap();
     world.ns = world.cache.namespace(&NamespaceKey::default()).unwrap();
-    let mut room = |world: &mut World, now| {
+    let room = |world: &mut World, now| {
         let mut copies = match world.cache.make_room(DEVICE, 4, now) {
             Ok(room) => room.copies,
             Err(short) => {

@@ -108,6 +108,28 @@ fn the_json_carries_the_same_figures_and_the_plot_one_line_each() {
 }
 
 #[test]
+fn a_run_of_agent_tells_what_it_expects_of_seven_capacities() {
+    let report = small(&["agent"]);
+    let expectations = report.expectations();
+    for entry in &report.results {
+        let is_agent = entry.policy == "agent";
+        assert_eq!(entry.expected.len(), if is_agent { 7 } else { 0 });
+        let own = u64::from(entry.capacity_blocks);
+        for point in &entry.expected {
+            assert!(point.hit_ratio <= 1.0 && point.lru_hit_ratio <= 1.0);
+            if point.capacity_blocks == own && own >= 8 {
+                assert!(
+                    (point.hit_ratio - entry.hit_ratio).abs() < 1e-9,
+                    "{point:?}"
+                );
+            }
+        }
+        let line = format!("agent at {}:", entry.capacity_tokens);
+        assert_eq!(expectations.contains(&line), is_agent);
+    }
+}
+
+#[test]
 fn a_request_trace_is_replayed_in_the_order_of_arrival() {
     // Room for three blocks: in the order of the file, which is that of the ends, the two blocks
     // of the third request would have displaced two of the first.

@@ -43,9 +43,10 @@ const WATCHED: u32 = 4096;
 /// that it never reaches.
 const KNOWN: usize = 6 * WATCHED as usize;
 
-/// Ended requests between two times that the order is learned anew: twice as many each time.
+/// Ended requests between two times that the order is learned anew: twice as many each time, up
+/// to the last, or twice that where only a part of the pages is watched.
 const LEARN_FIRST: u32 = 64;
-const LEARN_LAST: u32 = 4096;
+const LEARN_LAST: u32 = 2048;
 
 /// Used by several programs.
 const MANY: u64 = u64::MAX;
@@ -68,7 +69,8 @@ struct Memo {
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     mark: Mark,
-    since: Nanos,
+    /// The cell in which it became idle.
+    first: u16,
 }
 
 /// What the policy knows beyond the order of each tier.
@@ -256,13 +258,14 @@ impl Agent {
         let due = self.ended >= self.learn_after;
         if due {
             self.ended = 0;
-            self.learn_after = (self.learn_after * 2).min(LEARN_LAST);
+            let last = LEARN_LAST << self.shift.min(1);
+            self.learn_after = (self.learn_after * 2).min(last);
             self.worth.fade();
         }
         let changed = std::mem::take(&mut self.changed);
         if due {
             let idle = self.idle.iter().flatten();
-            let stays = idle.map(|idle| idle.mark.stay(idle.since, self.now));
+            let stays = idle.map(|idle| idle.mark.stay(idle.first, self.now));
             self.learned = self.worth.ranks(stays);
             // It follows the policy whoever rules.
             self.curve.reorder(&self.learned);
@@ -313,7 +316,7 @@ impl Agent {
     /// The watched page is idle no longer; where it was meanwhile.
     fn wake(&mut self, sample: u32) -> Option<Stay> {
         let idle = self.idle.get_mut(sample as usize)?.take()?;
-        Some(idle.mark.stay(idle.since, self.now))
+        Some(idle.mark.stay(idle.first, self.now))
     }
 
     fn idle_of(&self, sample: u32) -> Option<Idle> {
@@ -325,8 +328,8 @@ impl Agent {
         if self.idle.len() <= at {
             self.idle.resize(at + 1, None);
         }
-        let since = self.now;
-        self.idle[at] = Some(Idle { mark, since });
+        let first = u16::try_from(mark.cell(self.now)).expect("cells fit 16 bits");
+        self.idle[at] = Some(Idle { mark, first });
     }
 
     /// Forgets watched pages that no capacity would hold, when too many are known.

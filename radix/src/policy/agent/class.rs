@@ -128,10 +128,10 @@ impl Mark {
         usize::from(self.class) * BINS + ages::bin(now, self.origin)
     }
 
-    /// The cells that it passed through from `since` to `now`.
-    pub(crate) fn stay(self, since: Nanos, now: Nanos) -> Stay {
+    /// The cells that it passed through from `first` until `now`.
+    pub(crate) fn stay(self, first: u16, now: Nanos) -> Stay {
         Stay {
-            first: self.cell(since.min(now)),
+            first: first.into(),
             last: self.cell(now),
         }
     }

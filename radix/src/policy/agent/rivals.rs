@@ -261,9 +261,10 @@ impl Rivals {
 mod tests {
     use super::*;
 
-    fn held(found: bool, by_policy: bool) -> Held {
-        Held { found, by_policy }
-    }
+    const MISSED: Held = Held {
+        found: false,
+        by_policy: false,
+    };
 
     #[test]
     fn the_segments_count_what_caches_of_each_capacity_find() {
@@ -283,7 +284,7 @@ mod tests {
             for (hits, eighths) in expected.iter_mut().zip(EIGHTHS) {
                 *hits += u64::from(distance.is_some_and(|at| at < 2 * eighths as usize));
             }
-            rivals.score(at, held(false, false));
+            rivals.score(at, MISSED);
             rivals.touch(at);
             recent.retain(|&one| one != at);
             recent.insert(0, at);
@@ -306,7 +307,13 @@ mod tests {
             for at in 0..ROUND {
                 rivals.touch(at % 64);
                 let found = rivals.lru_rules() || at % 64 < 32;
-                changes += u32::from(rivals.score(at % 64, held(found, round % 8 > 3)));
+                changes += u32::from(rivals.score(
+                    at % 64,
+                    Held {
+                        found,
+                        by_policy: round % 8 > 3,
+                    },
+                ));
             }
             assert!(round > 0 || !rivals.lru_rules());
         }
@@ -317,7 +324,13 @@ mod tests {
         for at in 0..10 * ROUND {
             good.touch(at % 64);
             assert!(
-                !good.score(at % 64, held(at % 200 != 0, false)),
+                !good.score(
+                    at % 64,
+                    Held {
+                        found: at % 200 != 0,
+                        ..MISSED
+                    }
+                ),
                 "within the margin"
             );
         }

@@ -218,6 +218,11 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
+    fn stay(mark: Mark, since_s: u64, now_s: u64) -> Stay {
+        let first = u16::try_from(mark.cell(since_s * SECOND)).unwrap();
+        mark.stay(first, now_s * SECOND)
+    }
+
     fn order(worth: &mut Worth) -> Vec<usize> {
         let ranks = worth.ranks(std::iter::empty());
         let order: Vec<usize> = ranks.order().iter().map(|&cell| cell.into()).collect();
@@ -251,7 +256,7 @@ mod tests {
         let mut worth = Worth::new();
         let mark = Mark::new(Group::Plain, 1, 100 * SECOND);
         for _ in 0..1000 {
-            worth.leave(mark.stay(100 * SECOND, 116 * SECOND), true);
+            worth.leave(stay(mark, 100, 116), true);
         }
         let order = order(&mut worth);
         let [young, due, late] = [102, 116, 160].map(|now| place(&order, Group::Plain, 1, now));
@@ -264,10 +269,10 @@ mod tests {
         let mut worth = Worth::new();
         let mark = Mark::new(Group::Plain, 1, 100 * SECOND);
         for _ in 0..1000 {
-            worth.leave(mark.stay(100 * SECOND, 116 * SECOND), true);
+            worth.leave(stay(mark, 100, 116), true);
         }
         let rare = Mark::new(Group::Plain, 200, 100 * SECOND);
-        worth.leave(rare.stay(100 * SECOND, 101 * SECOND), false);
+        worth.leave(stay(rare, 100, 101), false);
         let order = order(&mut worth);
         let [young, due] = [102, 116].map(|now| place(&order, Group::Plain, 200, now));
         assert!(due > young, "as with those that were used once");
@@ -277,7 +282,7 @@ mod tests {
     fn what_still_waits_counts_as_unused_so_far() {
         let mut worth = Worth::new();
         let mark = Mark::new(Group::Plain, 1, 100 * SECOND);
-        let wait = || std::iter::repeat_n(mark.stay(100 * SECOND, 116 * SECOND), 1000);
+        let wait = || std::iter::repeat_n(stay(mark, 100, 116), 1000);
         let before = worth.ranks(std::iter::empty());
         let after = worth.ranks(wait());
         let place = |ranks: &Ranks| {
@@ -302,7 +307,7 @@ mod tests {
         let before = place(&order(&mut worth), Group::Due, 1, 100);
         let mark = Mark::new(Group::Due, 1, 100 * SECOND);
         for _ in 0..1000 {
-            worth.leave(mark.stay(0, 20_000 * SECOND), false);
+            worth.leave(stay(mark, 0, 20_000), false);
         }
         assert!(place(&order(&mut worth), Group::Due, 1, 100) < before);
     }
