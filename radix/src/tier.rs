@@ -86,7 +86,7 @@ pub(crate) struct Tier {
 
 impl Tier {
     pub(crate) fn new(id: TierId, total: u32, ranking: Ranking) -> Self {
-        // Arrivals on lower tiers come in no order of use: where that is the order, they are ranked.
+        // Arrivals on lower tiers come in no order of use, so recency is a rank there.
         let order = match id {
             TierId::Host | TierId::Storage if ranking != Ranking::Worth => Order::ranked(ranking),
             TierId::Device(_) | TierId::Host | TierId::Storage => Order::new(ranking),

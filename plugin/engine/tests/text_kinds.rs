@@ -119,7 +119,8 @@ fn conversation(dice: &mut Dice, system_in: u32) -> (Value, Option<Value>) {
         if has_tools {
             for _ in 0..dice.below(3) {
                 messages.push(json!({
-                    "role": "assistant", "content": dice.text(20), "reasoning_content": dice.text(90),
+                    "role": "assistant", "content": dice.text(20),
+                    "reasoning_content": dice.text(90),
                 }));
                 messages.push(json!({"role": "tool", "content": dice.text(150)}));
             }
