@@ -24,8 +24,8 @@ use crate::storage::Store;
 use crate::tier::Tier;
 use crate::tree::{Hashing, Tree, narrow};
 use crate::{
-    CacheConfig, CacheError, CacheStats, FlushRefused, Key, Lease, Match, NamespaceId,
-    NamespaceKey, PolicyKind, Probe, Token, WritePolicy,
+    CacheConfig, CacheError, CacheStats, FlushRefused, Key, Lease, Match, PolicyKind, Probe, Token,
+    WritePolicy,
 };
 use rootstock_memory::{Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
 
@@ -131,26 +131,6 @@ impl PrefixCache {
             lookup_tokens: 0,
             uncached_pages: 0,
         })
-    }
-
-    /// The id of a namespace, new or known.
-    ///
-    /// # Errors
-    /// `max_namespaces` hold cached or leased pages.
-    pub fn namespace(&mut self, key: &NamespaceKey) -> Result<NamespaceId, CacheError> {
-        if let Some(id) = self.namespaces.find(key) {
-            return Ok(id);
-        }
-        if !self.namespaces.has_room() && !self.drop_unused_namespace() {
-            return Err(self.namespaces.full());
-        }
-        let root = self.add_root();
-        Ok(self.namespaces.insert(Some(key.clone()), root))
-    }
-
-    /// The name of a namespace, as long as it is known.
-    pub fn namespace_key(&self, ns: NamespaceId) -> Option<&NamespaceKey> {
-        self.namespaces.key_of(ns)
     }
 
     /// How much of a prefix is cached, for queues and routers. Changes nothing: no split, no
@@ -509,44 +489,6 @@ impl PrefixCache {
     pub(crate) fn only_in(&self, tier: usize, at: u32) -> bool {
         (0..self.tiers.len()).all(|other| (other == tier) == self.tiers[other].is_resident(at))
     }
-
-    fn add_root(&mut self) -> u32 {
-        let root = self.tree.add_root();
-        for tier in &mut self.tiers {
-            tier.add_root(root);
-        }
-        root
-    }
-
-    /// The root of a namespace. A namespace that was dropped gets a fresh one without a name,
-    /// where nothing is cached.
-    fn root_or_orphan(&mut self, ns: NamespaceId) -> (NamespaceId, u32) {
-        if let Some(root) = self.namespaces.root(ns) {
-            return (ns, root);
-        }
-        // Held by live leases, so bounded by them; unused ones make place.
-        if !self.namespaces.has_room() {
-            self.drop_unused_namespace();
-        }
-        let root = self.add_root();
-        (self.namespaces.insert(None, root), root)
-    }
-
-    fn drop_unused_namespace(&mut self) -> bool {
-        let (tree, tiers) = (&self.tree, &self.tiers);
-        let unused = |root: u32| {
-            tree.node(root).is_leaf() && tiers.iter().all(|tier| !tier.span(root).is_kept())
-        };
-        let Some((slot, root)) = self.namespaces.find_unused(unused) else {
-            return false;
-        };
-        self.namespaces.remove(slot);
-        self.tree.remove_root(root);
-        for tier in &mut self.tiers {
-            tier.forget(root);
-        }
-        true
-    }
 }
 
 /// The first `max_tokens` of `tokens`.
@@ -557,7 +499,7 @@ fn limited(tokens: &[Token], max_tokens: u32) -> &[Token] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Fate, SpanMeta};
+    use crate::{Fate, NamespaceKey, SpanMeta};
 
     /// G2: with a hash that is the same for every page, equality still decides.
     #[test]

@@ -3,7 +3,7 @@
 //! request that still has it misses instead of meeting foreign KV.
 
 use crate::event::namespace_seed;
-use crate::{CacheError, NamespaceId, NamespaceKey};
+use crate::{CacheError, NamespaceId, NamespaceKey, PrefixCache};
 use rootstock_memory::PageAddress;
 use std::collections::BTreeMap;
 
@@ -157,5 +157,65 @@ impl Namespaces {
 
     pub(crate) const fn full(&self) -> CacheError {
         CacheError::NamespacesFull { limit: self.limit }
+    }
+}
+
+impl PrefixCache {
+    /// The id of a namespace, new or known.
+    ///
+    /// # Errors
+    /// `max_namespaces` hold cached or leased pages.
+    pub fn namespace(&mut self, key: &NamespaceKey) -> Result<NamespaceId, CacheError> {
+        if let Some(id) = self.namespaces.find(key) {
+            return Ok(id);
+        }
+        if !self.namespaces.has_room() && !self.drop_unused_namespace() {
+            return Err(self.namespaces.full());
+        }
+        let root = self.add_root();
+        Ok(self.namespaces.insert(Some(key.clone()), root))
+    }
+
+    /// The name of a namespace, as long as it is known.
+    pub fn namespace_key(&self, ns: NamespaceId) -> Option<&NamespaceKey> {
+        self.namespaces.key_of(ns)
+    }
+
+    fn add_root(&mut self) -> u32 {
+        let root = self.tree.add_root();
+        for tier in &mut self.tiers {
+            tier.add_root(root);
+        }
+        root
+    }
+
+    /// The root of a namespace. A namespace that was dropped gets a fresh one without a name,
+    /// where nothing is cached.
+    pub(crate) fn root_or_orphan(&mut self, ns: NamespaceId) -> (NamespaceId, u32) {
+        if let Some(root) = self.namespaces.root(ns) {
+            return (ns, root);
+        }
+        // Held by live leases, so bounded by them; unused ones make place.
+        if !self.namespaces.has_room() {
+            self.drop_unused_namespace();
+        }
+        let root = self.add_root();
+        (self.namespaces.insert(None, root), root)
+    }
+
+    fn drop_unused_namespace(&mut self) -> bool {
+        let (tree, tiers) = (&self.tree, &self.tiers);
+        let unused = |root: u32| {
+            tree.node(root).is_leaf() && tiers.iter().all(|tier| !tier.span(root).is_kept())
+        };
+        let Some((slot, root)) = self.namespaces.find_unused(unused) else {
+            return false;
+        };
+        self.namespaces.remove(slot);
+        self.tree.remove_root(root);
+        for tier in &mut self.tiers {
+            tier.forget(root);
+        }
+        true
     }
 }

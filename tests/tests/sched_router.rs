@@ -360,7 +360,9 @@ fn a_replica_over_a_limit_gets_nothing_and_without_another_the_request_is_refuse
         let mut router = router(cfg, 2);
         let hot = [device(6), device(0)];
         router.placed(1, &request(96, &[]), ReplicaId(0), 0);
-        assert_eq!(chosen(&router.route(&request(96, &hot), 0)).0, 0, "below");
+        router.placed(4, &request(80, &[]), ReplicaId(1), 0);
+        let route = router.route(&request(96, &hot), 0);
+        assert_eq!(chosen(&route).0, 0, "below, {overload:?}");
         router.placed(2, &request(16, &[]), ReplicaId(0), 0);
         let route = router.route(&request(96, &hot), 0);
         assert_eq!(chosen(&route).0, 1, "above: no candidate, {overload:?}");
@@ -368,6 +370,7 @@ fn a_replica_over_a_limit_gets_nothing_and_without_another_the_request_is_refuse
         let route = router.route(&request(96, &hot), 0);
         assert_eq!(route, Route::Overloaded, "{overload:?}");
         router.ended(3, 0);
+        router.ended(4, 0);
         let huge = request(16_000, &hot);
         assert_eq!(
             chosen(&router.route(&huge, 0)).0,

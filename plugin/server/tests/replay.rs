@@ -124,7 +124,7 @@ fn a_run_of_agent_tells_what_it_expects_of_seven_capacities() {
                 );
             }
         }
-        let line = format!("agent at {}:", entry.capacity_tokens);
+        let line = format!("{} at {}:", entry.policy, entry.capacity_tokens);
         assert_eq!(expectations.contains(&line), is_agent);
     }
 }
