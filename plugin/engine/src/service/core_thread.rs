@@ -252,10 +252,7 @@ impl CoreThread {
                 sampling: submission.sampling,
                 hints: submission.hints,
                 class,
-                deadline: submission.patience.map(|patience| {
-                    let wait = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-                    now.saturating_add(wait)
-                }),
+                deadline: submission.patience.map(|patience| after(now, patience)),
                 label,
             };
             self.core.add(request, now)
@@ -421,4 +418,10 @@ impl CoreThread {
             .unwrap_or_else(PoisonError::into_inner);
         shared.clone_from(&self.stats);
     }
+}
+
+/// A moment on the core's clock, as far as it reaches.
+fn after(now: Nanos, wait: Duration) -> Nanos {
+    let wait = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+    now.saturating_add(wait)
 }
