@@ -145,14 +145,16 @@ fn a_short_pin_ends_without_traffic_and_the_cache_can_be_flushed() {
 fn what_one_replica_computed_and_pinned_another_finds_on_host() {
     let service = start(ServiceConfig {
         replicas: 2,
+        max_running: 2,
         ..config(64, WritePolicy::Through)
     });
     let tokens = prompt(1, 30);
     let (cold, _) = ask(&service, pinned(tokens.clone(), 600));
     until(&service, |cache| cache.copies_under_way == 0);
-    // Both replicas are kept busy, so that the next turns are spread over them.
+    // More than one replica runs at once, and long enough that they meet: who waits for one
+    // replica is taken over by the other.
     let tickets: Vec<_> = (0..6)
-        .map(|_| service.submit(Submission::new(tokens.clone(), 4)).unwrap())
+        .map(|_| service.submit(Submission::new(tokens.clone(), 30)).unwrap())
         .collect();
     let mut from_host = 0;
     for ticket in tickets {
