@@ -153,7 +153,7 @@ pub(super) fn find(
         .unwrap_or_else(|| search(text, marks));
     let mut spans = frame.spans(text, &contents, marks);
     if let Some(tools) = tools {
-        carve(&mut spans, tools);
+        carve(&mut spans, frame.around(text, tools, &contents));
     }
     spans
 }
@@ -235,6 +235,23 @@ fn search(text: &str, marks: &[Mark]) -> Vec<(usize, Range<usize>)> {
 }
 
 impl Frame<'_> {
+    /// The definitions with the words about them: from the content before, and up to the last turn
+    /// that is closed before the next content.
+    fn around(
+        self,
+        text: &str,
+        tools: Range<usize>,
+        contents: &[(usize, Range<usize>)],
+    ) -> Range<usize> {
+        let ends = contents.iter().map(|(_, bytes)| bytes.end);
+        let before = ends.filter(|&end| end <= tools.start).max();
+        let start = before.map_or(tools.start, |end| closed_end(text, end, self.closings));
+        let starts = contents.iter().map(|(_, bytes)| bytes.start);
+        let next = starts.filter(|&start| start >= tools.end).min();
+        let end = next.map_or(tools.end, |next| last_closed(text, next, self.closings));
+        start.min(tools.start)..end.max(tools.end)
+    }
+
     /// Gives the words between contents to the messages that they frame.
     fn spans(self, text: &str, contents: &[(usize, Range<usize>)], marks: &[Mark]) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
