@@ -10,10 +10,10 @@
 //! ```
 //! A page is named by a chained hash over all tokens up to its end, so equal hashes are equal
 //! prefixes, as the host itself believes. The tree is keyed by these hashes: one page of it is
-//! the eight words of one. What a request holds is one [`Lease`] over its cached pages and
-//! whatever it owns beyond them; the list of pages of each lease is kept here, because hosts free
-//! pages, not leases. Pages that are freed in another order than from the end keep the lease until
-//! they are all back: more is kept than must be, never less.
+//! the eight words of one. What a request holds is one [`crate::radix::Lease`] over its cached
+//! pages and whatever it owns beyond them; the list of pages of each lease is kept here, because
+//! hosts free pages, not leases. Pages that are freed in another order than from the end keep the
+//! lease until they are all back: more is kept than must be, never less.
 //!
 //! The host's tables only grow, so a page that was computed twice stays with who computed it, and
 //! is free when that request is.
