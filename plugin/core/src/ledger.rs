@@ -198,7 +198,7 @@ pub struct PageLedger {
     ns: NamespaceId,
     counts: Counts,
     entries: Vec<Entry>,
-    holdings: Vec<Option<Holding>>,
+    holdings: Vec<Holding>,
     spare: Vec<u32>,
     memos: Vec<Memo>,
     generation: u64,
@@ -550,7 +550,7 @@ impl PageLedger {
         self.cache.check()?;
         let bad = |detail: String| Err(Corruption::new("page ledger", detail));
         let mut held = vec![0; self.entries.len()];
-        for holding in self.holdings.iter().flatten() {
+        for holding in &self.holdings {
             for &page in &holding.pages {
                 held[page as usize] += 1;
             }

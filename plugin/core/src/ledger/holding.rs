@@ -12,7 +12,8 @@ use super::{
 /// Cached pages that one user of them holds, in the order of the prompt.
 #[derive(Debug)]
 pub(super) struct Holding {
-    pub(super) lease: Lease,
+    /// None in a spare one.
+    pub(super) lease: Option<Lease>,
     pub(super) pages: Vec<u32>,
     /// The next one that ends in the same page.
     next: u32,
@@ -58,12 +59,12 @@ impl PageLedger {
     }
 
     pub(super) fn put(&mut self, lease: Lease, pages: Vec<u32>) -> u32 {
-        let holding = Some(Holding {
-            lease,
+        let holding = Holding {
+            lease: Some(lease),
             pages,
             next: NONE,
             last: false,
-        });
+        };
         if let Some(at) = self.spare.pop() {
             self.holdings[at as usize] = holding;
             return at;
@@ -73,17 +74,16 @@ impl PageLedger {
     }
 
     pub(super) fn holding(&mut self, at: u32) -> &mut Holding {
-        self.holdings[at as usize]
-            .as_mut()
-            .expect("a page names a holding that lives")
+        &mut self.holdings[at as usize]
     }
 
     /// Puts a holding under the page in which it ends.
     pub(super) fn hang(&mut self, at: u32) {
-        let last = self.holding(at).pages.last().copied();
-        let last = last.expect("a holding without pages is closed") as usize;
-        self.holding(at).next = self.entries[last].holding;
-        self.entries[last].holding = at;
+        let Some(&last) = self.holding(at).pages.last() else {
+            return;
+        };
+        self.holding(at).next = self.entries[last as usize].holding;
+        self.entries[last as usize].holding = at;
     }
 
     /// Takes a holding from under the page in which it ends.
@@ -126,7 +126,8 @@ impl PageLedger {
         let mut at = self.entries[last as usize].holding;
         while at != NONE {
             let holding = self.holding(at);
-            if holding.pages.len() == cached && holding.lease.len_pages() as usize == cached {
+            let leased = holding.lease.as_ref().map_or(0, Lease::len_pages);
+            if holding.pages.len() == cached && leased as usize == cached {
                 self.unhang(at);
                 return Some(at);
             }
@@ -144,9 +145,10 @@ impl PageLedger {
         meta: SpanMeta,
         now: Nanos,
     ) -> usize {
-        let holding = self.holdings[at as usize]
-            .as_mut()
-            .expect("a holding that is extended lives");
+        let holding = &mut self.holdings[at as usize];
+        let Some(lease) = &mut holding.lease else {
+            return 0;
+        };
         let ids = pages.iter().map(|&page| PageId::new(page)).collect();
         let meta = SpanMeta {
             dedup: Dedup::Keep,
@@ -154,9 +156,7 @@ impl PageLedger {
         };
         let ids = Pages::adopt(DEVICE, ids);
         let depth = holding.pages.len();
-        let done = self
-            .cache
-            .extend(&mut holding.lease, words, ids, &meta, now);
+        let done = self.cache.extend(lease, words, ids, &meta, now);
         holding.pages.extend_from_slice(pages);
         let inserted = done.inserted_pages as usize;
         let twice = pages.len() - inserted;
@@ -170,7 +170,7 @@ impl PageLedger {
         // Where pages were computed twice, the tree's own come before these.
         let mut parent = (depth + twice)
             .checked_sub(1)
-            .and_then(|before| self.cache.tree_page(&holding.lease, before))
+            .and_then(|before| self.cache.tree_page(lease, before))
             .map_or(NONE, PageId::get);
         for (page, hash) in pages[twice..]
             .iter()
@@ -192,26 +192,27 @@ impl PageLedger {
             self.hang(at);
             return;
         }
-        let Some(holding) = self.holdings[at as usize].take() else {
+        let holding = self.holding(at);
+        let is_last = holding.last;
+        let Some(lease) = holding.lease.take() else {
             return;
         };
         self.spare.push(at);
-        let fate = if holding.last && fate == Fate::Keep {
+        let fate = if is_last && fate == Fate::Keep {
             Fate::Superseded
         } else {
             fate
         };
-        self.cache.end(holding.lease, fate, now);
+        self.cache.end(lease, fate, now);
     }
 
     /// Says of a holding what is known of its request.
     pub(super) fn describe(&mut self, at: u32, about: &About) {
-        let holding = self.holdings[at as usize]
-            .as_mut()
-            .expect("a holding that is described lives");
+        let holding = &mut self.holdings[at as usize];
         holding.last = about.hints.session_final;
-        self.cache
-            .describe(about.tenant, &mut holding.lease, &about.hints);
+        if let Some(lease) = &mut holding.lease {
+            self.cache.describe(about.tenant, lease, &about.hints);
+        }
     }
 
     /// Pins what a request asks to pin, once its whole prompt is cached.
@@ -221,10 +222,10 @@ impl PageLedger {
         if !whole || about.hints.pins.is_empty() || about.pinned.swap(true, Ordering::Relaxed) {
             return;
         }
-        let Some(holding) = &self.holdings[at as usize] else {
+        let Some(lease) = &self.holdings[at as usize].lease else {
             return;
         };
-        let last = self.cache.tree_page(&holding.lease, prompt_pages - 1);
+        let last = self.cache.tree_page(lease, prompt_pages - 1);
         let mut path = Vec::new();
         let mut page = last.map_or(NONE, PageId::get);
         while page != NONE {
@@ -310,8 +311,8 @@ pub(super) fn span(about: &About, from: usize, to: usize) -> (usize, SpanMeta) {
 impl Drop for PageLedger {
     /// Ends what is held: a host may let its pool go at any time.
     fn drop(&mut self) {
-        for holding in self.holdings.drain(..).flatten() {
-            self.cache.end(holding.lease, Fate::Preempted, Nanos::MAX);
+        for lease in self.holdings.drain(..).filter_map(|holding| holding.lease) {
+            self.cache.end(lease, Fate::Preempted, Nanos::MAX);
         }
     }
 }
