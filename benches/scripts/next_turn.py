@@ -18,84 +18,31 @@ Only the standard library is used. Example, as recorded:
 """
 
 import argparse
-import http.client
 import json
 import random
-import re
 import statistics
-import subprocess
-import sys
 import threading
 import time
 
-WORDS = (
-    "river stone garden window paper silver morning engine letter orange mountain simple "
-    "market yellow winter number travel island coffee mirror bridge forest answer pencil"
-).split()
+from served import Server, percentile, text
+
+COUNTERS = ["computed_tokens", *(f"speculative_{what}" for what in (
+    "requests", "cached_already", "skipped", "cancelled", "warmed_tokens", "used_tokens",
+    "wasted_tokens"))]
 
 
-def text(rng, words):
-    return " ".join(rng.choice(WORDS) for _ in range(words))
-
-
-class Server:
-    def __init__(self, args):
-        command = [args.binary, "serve", "--port", "0", *args.flag]
-        if args.template:
-            command += ["--chat-template", args.template]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for line in self.process.stdout:
-            if found := re.search(r"http://([^:/\s]+):(\d+)", line):
-                self.address = (found[1], int(found[2]))
-                threading.Thread(target=self.process.stdout.read, daemon=True).start()
-                return
-        sys.exit(f"the server did not start: {' '.join(command)}")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(60)
-
-    def request(self, method, path, body=None):
-        connection = http.client.HTTPConnection(*self.address, timeout=900)
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"content-type": "application/json"})
-        return connection.getresponse()
-
-    def counters(self):
-        page = self.request("GET", "/metrics").read().decode()
-        names = ["computed_tokens", "speculative_requests", "speculative_cached_already",
-                 "speculative_skipped", "speculative_cancelled", "speculative_warmed_tokens",
-                 "speculative_used_tokens", "speculative_wasted_tokens"]
-        pick = lambda name: int(re.search(rf"^rootstock_{name}_total (\d+)", page, re.M)[1])
-        return {name: pick(name) for name in names}
+def start(args):
+    template = ["--chat-template", args.template] if args.template else []
+    return Server(args.binary, *args.flag, *template)
 
 
 def turn(server, args, messages, on):
-    body = {
-        "model": "auto", "messages": messages, "max_tokens": 4000, "temperature": 0,
-        "stream": True, "stream_options": {"include_usage": True},
-    }
     thoughts = rf"<think>\n([a-z]{{3,6}} ){{{args.think}}}\n</think>\n\n" if args.template else ""
     pattern = thoughts + rf"([a-z]{{3,6}} ){{{args.answer}}}"
-    body["response_format"] = {"type": "regex", "pattern": pattern}
+    fields = {"response_format": {"type": "regex", "pattern": pattern}}
     if on:
-        body["nvext"] = {"agent_hints": {"speculative_prefill": True}}
-    begin = time.monotonic()
-    response = server.request("POST", "/v1/chat/completions", body)
-    if response.status != 200:
-        sys.exit(f"{response.status}: {response.read().decode()}")
-    first, answer, usage = None, "", {}
-    for line in response:
-        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-            continue
-        event = json.loads(line[6:])
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            delta = choice["delta"]
-            if delta.get("content") or delta.get("reasoning_content"):
-                first = first or time.monotonic() - begin
-            answer += delta.get("content") or ""
+        fields["nvext"] = {"agent_hints": {"speculative_prefill": True}}
+    first, answer, usage = server.chat(messages, 4000, **fields)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return first, answer, usage["prompt_tokens"] - cached, usage["completion_tokens"]
 
@@ -113,8 +60,7 @@ def user(server, args, number, on, rows):
 
 
 def run(args, on):
-    server = Server(args)
-    try:
+    with start(args) as server:
         rows, begin = [], time.monotonic()
         users = [threading.Thread(target=user, args=(server, args, n, on, rows))
                  for n in range(args.users)]
@@ -122,9 +68,7 @@ def run(args, on):
             one.start()
         for one in users:
             one.join()
-        return rows, time.monotonic() - begin, server.counters()
-    finally:
-        server.stop()
+        return rows, time.monotonic() - begin, server.counters(*COUNTERS)
 
 
 def main():
@@ -150,7 +94,7 @@ def main():
             fresh = statistics.mean(fresh for at, _, fresh, _ in rows if at > 0)
             print(f"round {number + 1} {'on ' if on else 'off'}: turns 2+ TTFT p50 "
                   f"{statistics.median(later) * 1e3:.0f} ms, p95 "
-                  f"{later[int(len(later) * 0.95)] * 1e3:.0f} ms, {fresh:.0f} uncached tokens, "
+                  f"{percentile(later, 0.95) * 1e3:.0f} ms, {fresh:.0f} uncached tokens, "
                   f"{seconds:.0f} s; {counters}", flush=True)
     print()
     print("| | TTFT p50 ms | p95 ms | uncached tokens | computed tokens | seconds |")
@@ -163,7 +107,7 @@ def main():
         computed = statistics.mean(one["counters"]["computed_tokens"] for one in runs)
         seconds = statistics.mean(one["seconds"] for one in runs)
         print(f"| {'on' if on else 'off'} | {statistics.median(later) * 1e3:.0f} | "
-              f"{later[int(len(later) * 0.95)] * 1e3:.0f} | {fresh:.0f} | {computed:.0f} | "
+              f"{percentile(later, 0.95) * 1e3:.0f} | {fresh:.0f} | {computed:.0f} | "
               f"{seconds:.0f} |")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -9,26 +9,25 @@ Steps and computed tokens are the same; what is compared is the time of a step a
 import argparse
 import json
 import random
-import re
 import statistics
 import sys
 import threading
 import time
 
 import pins
+from served import text
 
 
 def run(args, host):
     args.host_kv_mib = 512 if host else 0
-    server = pins.Server(args, ["--write-policy", "through"])
-    try:
-        server.chat([{"role": "user", "content": "Hello."}], 4)
+    with pins.start(args, "--write-policy", "through") as server:
+        pins.chat(server, [{"role": "user", "content": "Hello."}], 4)
 
         def client(seed):
             rng = random.Random(seed)
             for _ in range(args.requests):
-                message = {"role": "user", "content": pins.text(rng, 300)}
-                server.chat([message], 16)
+                message = {"role": "user", "content": text(rng, 300)}
+                pins.chat(server, [message], 16)
 
         threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
         start = time.perf_counter()
@@ -37,13 +36,9 @@ def run(args, host):
         for thread in threads:
             thread.join()
         seconds = time.perf_counter() - start
-        page = server.request("GET", "/metrics").read().decode()
-        pick = lambda name: float(re.search(rf"^rootstock_{name} ([0-9.e+-]+)", page, re.M)[1])
-        return {"host": host, "seconds": seconds, "steps": pick("steps_total"),
-                "computed_tokens": pick("computed_tokens_total"),
-                "step_seconds": pick("step_seconds_sum")}
-    finally:
-        server.stop()
+        return {"host": host, "seconds": seconds, "steps": server.metric("steps_total"),
+                "computed_tokens": server.metric("computed_tokens_total"),
+                "step_seconds": server.metric("step_seconds_sum")}
 
 
 def main():

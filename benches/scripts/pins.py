@@ -18,83 +18,27 @@ Only the standard library is used. Example, as recorded:
 """
 
 import argparse
-import http.client
 import json
 import random
-import re
 import statistics
-import subprocess
 import sys
 import time
 
-WORDS = (
-    "river stone garden window paper silver morning engine letter orange mountain simple "
-    "market yellow winter number travel island coffee mirror bridge forest answer pencil"
-).split()
+from served import Server, text
 
 
-def text(rng, words):
-    return " ".join(rng.choice(WORDS) for _ in range(words))
+def start(args, *flags):
+    return Server(args.binary, "--kv-cache-mib", str(args.kv_cache_mib),
+                  "--host-kv-mib", str(args.host_kv_mib), *args.flag, *flags)
 
 
-class Server:
-    """A server process of its own for one run."""
+def chat(server, messages, max_tokens, pin=None):
+    fields = {"nvext": {"cache_control": {"type": "ephemeral", "ttl": pin}}} if pin else {}
+    return server.chat(messages, max_tokens, ignore_eos=True, **fields)
 
-    def __init__(self, args, extra=()):
-        command = [
-            args.binary, "serve", "--port", "0", "--kv-cache-mib", str(args.kv_cache_mib),
-            "--host-kv-mib", str(args.host_kv_mib), *args.flag, *extra,
-        ]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.pages = self.page_tokens = 0
-        for line in self.process.stdout:
-            if found := re.search(r"KV cache\s+(\d+) pages of (\d+) tokens", line):
-                self.pages, self.page_tokens = int(found[1]), int(found[2])
-            if found := re.search(r"http://([^:/\s]+):(\d+)", line):
-                self.address = (found[1], int(found[2]))
-                return
-        sys.exit(f"the server did not start: {' '.join(command)}")
 
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(60)
-
-    def request(self, method, path, body=None):
-        connection = http.client.HTTPConnection(*self.address, timeout=900)
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"content-type": "application/json"})
-        return connection.getresponse()
-
-    def counters(self):
-        page = self.request("GET", "/metrics").read().decode()
-        pick = lambda name: int(re.search(rf"^rootstock_{name}_total (\d+)", page, re.M)[1])
-        return {name: pick(name) for name in ("computed_tokens", "steps")}
-
-    def chat(self, messages, max_tokens, pin=None):
-        """Seconds to the first piece of text, the answer, and its usage."""
-        body = {
-            "model": "auto", "messages": messages, "max_tokens": max_tokens, "temperature": 0,
-            "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
-        }
-        if pin:
-            body["nvext"] = {"cache_control": {"type": "ephemeral", "ttl": pin}}
-        start = time.perf_counter()
-        response = self.request("POST", "/v1/chat/completions", body)
-        if response.status != 200:
-            sys.exit(f"{response.status}: {response.read().decode()}")
-        first, answer, usage = None, [], {}
-        for line in response:
-            line = line.decode().strip()
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line[len("data: "):])
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices", ()):
-                if piece := choice["delta"].get("content"):
-                    first = first or time.perf_counter() - start
-                    answer.append(piece)
-        return first, "".join(answer), usage
+def counters(server):
+    return server.counters("computed_tokens", "steps")
 
 
 def warm(server, args, rng, depth, pin):
@@ -102,7 +46,7 @@ def warm(server, args, rng, depth, pin):
     messages = [{"role": "system", "content": text(rng, 40)}]
     for _turn in range(depth):
         messages.append({"role": "user", "content": text(rng, args.turn_words)})
-        _, answer, _ = server.chat(messages, args.answer_tokens, pin)
+        _, answer, _ = chat(server, messages, args.answer_tokens, pin)
         messages.append({"role": "assistant", "content": answer})
     messages.append({"role": "user", "content": text(rng, 24)})
     return messages
@@ -111,20 +55,19 @@ def warm(server, args, rng, depth, pin):
 def flood(server, args):
     """Unrelated requests of about 150 tokens, three times what the KV cache holds."""
     rng = random.Random(99)
-    before, start = server.counters(), time.perf_counter()
+    before, start = counters(server), time.perf_counter()
     count = -(-server.pages * server.page_tokens * 3 // 150)
     for _ in range(count):
-        server.chat([{"role": "user", "content": text(rng, 95)}], 8)
-    after = server.counters()
+        chat(server, [{"role": "user", "content": text(rng, 95)}], 8)
+    after = counters(server)
     cost = {name: after[name] - before[name] for name in after}
     return {"requests": count, "seconds": time.perf_counter() - start, **cost}
 
 
 def run(args, depth, kind):
-    server = Server(args)
-    try:
+    with start(args) as server:
         rng = random.Random(depth)
-        server.chat([{"role": "user", "content": "Hello."}], 4)
+        chat(server, [{"role": "user", "content": "Hello."}], 4)
         result = {"depth": depth, "kind": kind}
         if kind == "cold":
             messages = args.transcripts[depth]
@@ -133,13 +76,11 @@ def run(args, depth, kind):
             args.transcripts[depth] = messages
         if kind in ("pinned", "unpinned"):
             result["flood"] = flood(server, args)
-        first, answer, usage = server.chat(messages, 8)
+        first, answer, usage = chat(server, messages, 8)
         details = usage.get("prompt_tokens_details") or {}
         result.update(ttft=first, answer=answer, prompt_tokens=usage["prompt_tokens"],
                       cached_tokens=details.get("cached_tokens", 0))
         return result
-    finally:
-        server.stop()
 
 
 def report(results, depths):

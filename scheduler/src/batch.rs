@@ -16,7 +16,7 @@ use rootstock_memory::Nanos;
 use rootstock_radix::{Key, PrefixCache, Short};
 
 use crate::admit::Denied;
-use crate::draft::{Draft, DraftRow, load_of};
+use crate::draft::{Draft, DraftRow};
 use crate::emit::{Emit, FinishReason};
 use crate::holding::{device, pages_for};
 use crate::live::{Live, Next, Phase, Running};
@@ -26,6 +26,7 @@ use crate::queue::WaitQueue;
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::StepPlan;
+use crate::time::StepLoad;
 
 /// Waiting requests that may be tried in vain in one step.
 const TRIES_MAX: u32 = 16;
@@ -94,7 +95,7 @@ impl Scheduler {
         let running = || self.running.iter().map(|id| &self.live[id]);
         let launched = |live: &Live| live.running().map_or(0, |run| run.launched);
         let decoding = running().filter(|live| live.next() == Next::Decode);
-        let decodes = load_of(decoding.map(|live| (launched(live), 1)));
+        let decodes = StepLoad::of(decoding.map(|live| (launched(live), 1)));
         let prefilling = running().filter(|live| matches!(live.next(), Next::Prefill(_)));
         let kv_per_token = prefilling
             .map(|live| u64::from(launched(live)))

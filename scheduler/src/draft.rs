@@ -13,7 +13,7 @@ use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 use crate::settle::{Flight, FlightRow};
 use crate::step::{History, Row, RowInput, SampleSpec, StepPlan};
-use crate::time::Load;
+use crate::time::StepLoad;
 
 /// A step in the making.
 #[derive(Debug)]
@@ -133,22 +133,10 @@ impl Scheduler {
         }
         self.stats.steps += u64::from(!rows.is_empty());
         self.stats.copy_plans += u64::from(rows.is_empty());
-        let load = load_of(draft.rows.iter().map(|row| (row.first_pos, row.len)));
+        let load = StepLoad::of(draft.rows.iter().map(|row| (row.first_pos, row.len)));
         self.flights.push_back(Flight::new(step, rows, now, load));
         plan
     }
-}
-
-/// Load of rows of (first position, positions).
-pub(crate) fn load_of(rows: impl Iterator<Item = (u32, u32)>) -> Load {
-    rows.fold(Load::default(), |load, (first_pos, len)| {
-        let (first, len64) = (u64::from(first_pos), u64::from(len));
-        let kv = load.kv + len64 * first + len64 * (len64 + 1) / 2;
-        Load {
-            tokens: load.tokens + len,
-            kv,
-        }
-    })
 }
 
 fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32) {

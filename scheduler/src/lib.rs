@@ -47,3 +47,4 @@ pub use step::{
     History, Logprobs, MaskId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan,
     TokenLogprob,
 };
+pub use time::{StepLoad, StepTime};

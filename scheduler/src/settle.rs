@@ -14,7 +14,7 @@ use crate::live::{Live, Phase};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::{Logprobs, RowOut, StepOutput};
-use crate::time::Load;
+use crate::time::StepLoad;
 
 /// A step that is out.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Flight {
     pub(crate) step: StepId,
     pub(crate) rows: Vec<FlightRow>,
     launched_at: Nanos,
-    load: Load,
+    load: StepLoad,
     result: Option<Result<StepOutput, FailKind>>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct FlightRow {
 }
 
 impl Flight {
-    pub(crate) fn new(step: StepId, rows: Vec<FlightRow>, launched_at: Nanos, load: Load) -> Self {
+    pub(crate) fn new(step: StepId, rows: Vec<FlightRow>, launched_at: Nanos, load: StepLoad) -> Self {
         Self {
             step,
             rows,

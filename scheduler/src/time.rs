@@ -21,16 +21,29 @@ const RIDGE: f64 = 1e-3;
 
 /// What a step computes, as far as its time depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Load {
+pub struct StepLoad {
     /// Positions computed.
-    pub(crate) tokens: u32,
+    pub tokens: u32,
     /// KV positions read by all rows.
-    pub(crate) kv: u64,
+    pub kv: u64,
+}
+
+impl StepLoad {
+    /// StepLoad of rows of (first position, positions).
+    pub fn of(rows: impl Iterator<Item = (u32, u32)>) -> StepLoad {
+        rows.fold(StepLoad::default(), |load, (first_pos, len)| {
+            let (first, len64) = (u64::from(first_pos), u64::from(len));
+            StepLoad {
+                tokens: load.tokens + len,
+                kv: load.kv + len64 * first + len64 * (len64 + 1) / 2,
+            }
+        })
+    }
 }
 
 /// The learned model.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StepTime {
+pub struct StepTime {
     steps: u32,
     /// Sums of products of (1, tokens, kv).
     xx: [[f64; 3]; 3],
@@ -42,7 +55,7 @@ pub(crate) struct StepTime {
 
 impl StepTime {
     /// A step of this load took this long.
-    pub(crate) fn learn(&mut self, load: Load, took: Nanos) {
+    pub fn learn(&mut self, load: StepLoad, took: Nanos) {
         if took == 0 || took > STEP_NS_MAX {
             return;
         }
@@ -61,7 +74,7 @@ impl StepTime {
     }
 
     /// Nanoseconds of a step; None before enough was seen.
-    pub(crate) fn predict(&self, load: Load) -> Option<Nanos> {
+    pub fn predict(&self, load: StepLoad) -> Option<Nanos> {
         let known = self.steps >= STEPS_MIN;
         known.then(|| {
             to_ns(
@@ -74,6 +87,12 @@ impl StepTime {
         })
     }
 
+    /// Nanoseconds of a step with nothing in it, of a token computed, and of a KV position read.
+    pub fn coefficients(&self) -> [f64; 3] {
+        let [base, token, kv] = self.fit;
+        [base, token, kv * KV_UNIT]
+    }
+
     /// Nanoseconds of one more prompt token; None before enough was seen.
     pub(crate) fn token_ns(&self) -> Option<Nanos> {
         (self.steps >= STEPS_MIN).then(|| to_ns(self.fit[1]).max(1))
@@ -84,7 +103,7 @@ impl StepTime {
     pub(crate) fn tokens_within(
         &self,
         target: Nanos,
-        decodes: Load,
+        decodes: StepLoad,
         kv_per_token: u64,
     ) -> Option<u32> {
         let fixed = self.predict(decodes)?;
@@ -99,7 +118,7 @@ impl StepTime {
     }
 }
 
-fn features(load: Load) -> [f64; 3] {
+fn features(load: StepLoad) -> [f64; 3] {
     [1.0, f64::from(load.tokens), as_f64(load.kv) * KV_UNIT]
 }
 
@@ -170,10 +189,10 @@ fn to_ns(ns: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn taught(f: impl Fn(Load) -> u64) -> StepTime {
+    fn taught(f: impl Fn(StepLoad) -> u64) -> StepTime {
         let mut model = StepTime::default();
         for n in 0..200_u32 {
-            let load = Load {
+            let load = StepLoad {
                 tokens: 1 + n * 37 % 512,
                 kv: u64::from(n * 91 % 4000),
             };
@@ -188,12 +207,12 @@ mod tests {
         for (tokens, kv) in [(1, 0), (64, 3000), (512, 100)] {
             let truth = 2_000_000 + 50_000 * u64::from(tokens) + 700 * kv;
             let guess = model
-                .predict(Load { tokens, kv })
+                .predict(StepLoad { tokens, kv })
                 .expect("200 steps were seen");
             assert!(guess.abs_diff(truth) < truth / 100, "{guess} for {truth}");
         }
         let tokens = model
-            .tokens_within(12_000_000, Load::default(), 0)
+            .tokens_within(12_000_000, StepLoad::default(), 0)
             .expect("it is known");
         assert!(
             (195..=205).contains(&tokens),
@@ -205,7 +224,7 @@ mod tests {
     fn a_machine_that_becomes_slower_is_relearned() {
         let mut model = taught(|l| 50_000 * u64::from(l.tokens));
         for n in 0..400_u32 {
-            let load = Load {
+            let load = StepLoad {
                 tokens: 1 + n * 37 % 512,
                 kv: 0,
             };
@@ -219,14 +238,14 @@ mod tests {
     fn steps_that_are_all_alike_give_no_wild_model() {
         let mut model = StepTime::default();
         for _ in 0..100 {
-            model.learn(Load { tokens: 8, kv: 800 }, 1_000_000);
+            model.learn(StepLoad { tokens: 8, kv: 800 }, 1_000_000);
         }
         let guess = model
-            .predict(Load { tokens: 8, kv: 800 })
+            .predict(StepLoad { tokens: 8, kv: 800 })
             .expect("100 steps were seen");
         assert!(guess.abs_diff(1_000_000) < 10_000, "{guess}");
         let double = model
-            .predict(Load {
+            .predict(StepLoad {
                 tokens: 16,
                 kv: 1600,
             })
@@ -238,11 +257,11 @@ mod tests {
     fn nothing_is_said_before_enough_was_seen_and_sleeps_are_not_learned() {
         let mut model = StepTime::default();
         for _ in 0..15 {
-            model.learn(Load { tokens: 1, kv: 1 }, 1000);
+            model.learn(StepLoad { tokens: 1, kv: 1 }, 1000);
         }
-        model.learn(Load { tokens: 1, kv: 1 }, u64::MAX);
-        model.learn(Load { tokens: 1, kv: 1 }, 0);
-        assert_eq!(model.predict(Load::default()), None);
+        model.learn(StepLoad { tokens: 1, kv: 1 }, u64::MAX);
+        model.learn(StepLoad { tokens: 1, kv: 1 }, 0);
+        assert_eq!(model.predict(StepLoad::default()), None);
         assert_eq!(model.token_ns(), None);
     }
 }

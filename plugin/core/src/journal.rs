@@ -27,7 +27,7 @@ use crate::config::CoreConfig;
 pub use frame::{Entry, JOURNAL_VERSION};
 use frame::{Header, MAGIC, append};
 pub use plan_mark::{PlanHasher, PlanMark, PlanSummary};
-pub use replay::{JournalReader, Mismatch, ReplayEnd, ReplayReport, replay};
+pub use replay::{JournalReader, Mismatch, ReplayEnd, ReplayReport, StepSample, replay};
 
 /// Bytes collected before the sink is written.
 const WRITE_BYTES: usize = 64 * 1024;

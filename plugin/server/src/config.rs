@@ -70,6 +70,8 @@ pub struct Config {
     pub queue_timeout_s: u32,
     /// Tokens computed in one step.
     pub step_tokens: u32,
+    /// Milliseconds a step should take; 0 is no target.
+    pub target_step_ms: u32,
     /// Steps launched before the first has finished.
     pub max_in_flight: u8,
     /// Prompt and answer together; `None` is the model's own limit.
@@ -196,6 +198,7 @@ impl Config {
             max_queue: options.max_queue.unwrap_or(1024),
             queue_timeout_s: options.queue_timeout_s.unwrap_or(600),
             step_tokens: options.step_tokens.unwrap_or(512),
+            target_step_ms: options.target_step_ms.unwrap_or(100),
             max_in_flight: options.max_in_flight.unwrap_or(1),
             max_model_len: options.max_model_len,
             policy: options.policy.unwrap_or(EvictionName::Agent),
@@ -256,6 +259,7 @@ impl Config {
             max_queue: Some(self.max_queue),
             queue_timeout_s: Some(self.queue_timeout_s),
             step_tokens: Some(self.step_tokens),
+            target_step_ms: Some(self.target_step_ms),
             max_in_flight: Some(self.max_in_flight),
             max_model_len: self.max_model_len,
             policy: Some(self.policy),
@@ -345,6 +349,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("max-running", options.max_running, 1, 4096)?;
     in_range("max-queue", options.max_queue, 1, 1 << 20)?;
     in_range("step-tokens", options.step_tokens, 1, 65536)?;
+    in_range("target-step-ms", options.target_step_ms, 0, 60_000)?;
     in_range("max-in-flight", options.max_in_flight, 1, 2)?;
     in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
     in_range("program-wait-s", options.program_wait_s, 0.0, 1e6)?;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use rootstock::journal::{self, JournalError, ReplayEnd};
+use rootstock::journal::{self, JournalError, ReplayEnd, StepSample};
+use rootstock::scheduler::{StepLoad, StepTime};
 
 /// A replay that found a difference, or could not run.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,9 @@ pub fn run(path: &Path, out: &mut impl Write) -> Result<(), ReplayError> {
         report.plans, report.mismatches
     )?;
     writeln!(out, "events       {}", report.emits)?;
+    if let Some(told) = step_times(&report.steps) {
+        writeln!(out, "step times   {told}")?;
+    }
     writeln!(out, "journal end  {end}")?;
     match report.first_mismatch {
         None => Ok(()),
@@ -79,9 +83,55 @@ pub fn run(path: &Path, out: &mut impl Write) -> Result<(), ReplayError> {
     }
 }
 
+/// How well the scheduler's model of step times told each recorded step before it ran, and the
+/// model at the end; None for a run that is too short to learn from.
+fn step_times(steps: &[StepSample]) -> Option<String> {
+    let mut model = StepTime::default();
+    let mut errors = Vec::new();
+    for &StepSample { tokens, kv, ns } in steps {
+        let load = StepLoad { tokens, kv };
+        if let Some(told) = model.predict(load).filter(|_| ns > 0) {
+            errors.push(told.abs_diff(ns).saturating_mul(1_000) / ns);
+        }
+        model.learn(load, ns);
+    }
+    errors.sort_unstable();
+    let permille = |percent: usize| errors.get(errors.len() * percent / 100).copied();
+    let (half, most) = (permille(50)?, permille(95)?);
+    let [base, token, kv] = model.coefficients();
+    let (base_ms, token_us) = (base / 1e6, token / 1e3);
+    Some(format!(
+        "{} steps: {base_ms:.2} ms + {token_us:.1} us a token + {kv:.2} ns a KV position; told \
+         ahead within {}.{} % at the median, {}.{} % at p95",
+        steps.len(),
+        half / 10,
+        half % 10,
+        most / 10,
+        most % 10
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn step_times_are_told_ahead_where_they_follow_the_load() {
+        let step = |at: u64, noise: u64| {
+            let (tokens, kv) = (1 + at % 200, at * 37 % 5_000);
+            let ns = 8_000_000 + tokens * 40_000 + kv * 6 + at * noise % 20_000_000;
+            let tokens = u32::try_from(tokens).unwrap();
+            StepSample { tokens, kv, ns }
+        };
+        let even: Vec<_> = (0..500).map(|at| step(at, 0)).collect();
+        let told = step_times(&even).unwrap();
+        assert!(told.contains("8.00 ms + 40.0 us a token"), "{told}");
+        assert!(told.contains("within 0.0 % at the median"), "{told}");
+        let noisy: Vec<_> = (0..500).map(|at| step(at, 7_919_777)).collect();
+        let told = step_times(&noisy).unwrap();
+        assert!(!told.contains("within 0."), "{told}");
+        assert_eq!(step_times(&even[..16]), None);
+    }
 
     #[test]
     fn a_file_that_is_no_journal_is_named_in_one_line() {

@@ -270,6 +270,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         isa: Some(isa),
         max_in_flight: config.max_in_flight,
         step_tokens: config.step_tokens,
+        target_step_ms: config.target_step_ms,
         max_running: config.max_running,
         max_queue: config.max_queue,
         max_model_len: config.max_model_len,

@@ -154,6 +154,10 @@ options! {
     /// Tokens computed in one step, prefill and decode together [default: 512]
     #[arg(long, env = "ROOTSTOCK_STEP_TOKENS", value_name = "TOKENS")]
     step_tokens: u32,
+    /// Milliseconds a step should take, by what earlier steps took: long prompts are computed in
+    /// parts that fit; 0 leaves --step-tokens alone [default: 100]
+    #[arg(long, env = "ROOTSTOCK_TARGET_STEP_MS", value_name = "MS")]
+    target_step_ms: u32,
     /// Steps launched before the first has finished [default: 1]
     #[arg(long, env = "ROOTSTOCK_MAX_IN_FLIGHT", value_name = "COUNT")]
     max_in_flight: u8,

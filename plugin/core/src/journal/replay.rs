@@ -5,8 +5,11 @@
 //! value or in a report, never in a panic. Memory follows the bytes that are really there and the
 //! pool sizes that the header names.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
+use rootstock_memory::{Nanos, ReplicaId, StepId};
+use rootstock_scheduler::{StepLoad, StepPlan};
 use serde::Serialize;
 
 use super::frame::{Entry, Frame, FrameReader, Header};
@@ -43,6 +46,17 @@ pub struct Mismatch {
     pub replayed: PlanMark,
 }
 
+/// A step of the recorded run: what it computed and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepSample {
+    /// Positions computed.
+    pub tokens: u32,
+    /// KV positions read by all its rows.
+    pub kv: u64,
+    /// From its launch, or the end of the step before it, to its result.
+    pub ns: Nanos,
+}
+
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReplayReport {
@@ -58,6 +72,8 @@ pub struct ReplayReport {
     pub first_mismatch: Option<Mismatch>,
     /// Events that came out.
     pub emits: u64,
+    /// The steps that computed something and succeeded, in the order of their ends.
+    pub steps: Vec<StepSample>,
     /// How the journal ended.
     pub end: ReplayEnd,
 }
@@ -157,6 +173,7 @@ pub fn replay(source: impl Read) -> Result<ReplayReport, JournalError> {
         mismatches: player.mismatches,
         first_mismatch: player.first_mismatch,
         emits: player.emits,
+        steps: player.clock.samples,
         end,
     })
 }
@@ -172,6 +189,32 @@ struct Player {
     first_mismatch: Option<Mismatch>,
     emits: u64,
     drained: Vec<rootstock_scheduler::Emit>,
+    clock: StepClock,
+}
+
+/// Times the steps of the recorded run.
+#[derive(Default)]
+struct StepClock {
+    flying: BTreeMap<(ReplicaId, StepId), (StepLoad, Nanos)>,
+    landed_at: BTreeMap<ReplicaId, Nanos>,
+    samples: Vec<StepSample>,
+}
+
+impl StepClock {
+    fn launched(&mut self, replica: ReplicaId, plan: &StepPlan, now: Nanos) {
+        if !plan.rows.is_empty() {
+            let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
+            self.flying.insert((replica, plan.id), (load, now));
+        }
+    }
+
+    fn landed(&mut self, replica: ReplicaId, step: StepId, now: Nanos) {
+        let before = self.landed_at.insert(replica, now).unwrap_or(0);
+        if let Some((StepLoad { tokens, kv }, launched)) = self.flying.remove(&(replica, step)) {
+            let ns = now.saturating_sub(launched.max(before));
+            self.samples.push(StepSample { tokens, kv, ns });
+        }
+    }
 }
 
 impl Player {
@@ -200,8 +243,12 @@ impl Player {
                 let plan = core.schedule(replica, now);
                 self.hear(core);
                 self.made = Some(self.hasher.mark(plan.as_ref()));
+                if let Some(plan) = plan {
+                    self.clock.launched(replica, &plan, now);
+                }
             }
             Entry::Complete(replica, step, output, now) => {
+                self.clock.landed(replica, step, now);
                 core.complete(replica, step, &output, now);
             }
             Entry::FailStep(replica, step, now) => core.fail_step(replica, step, now),

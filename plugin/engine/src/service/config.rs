@@ -136,6 +136,8 @@ pub struct ServiceConfig {
     pub max_in_flight: u8,
     /// Tokens a step may compute.
     pub step_tokens: u32,
+    /// Milliseconds a step should take, by what earlier steps took; 0: `step_tokens` alone.
+    pub target_step_ms: u32,
     /// Requests that may hold pages at a time.
     pub max_running: u32,
     /// Requests that may wait.
@@ -187,6 +189,7 @@ impl Default for ServiceConfig {
             isa: None,
             max_in_flight: 1,
             step_tokens: scheduler.step_tokens,
+            target_step_ms: scheduler.target_step_ms,
             max_running: scheduler.max_running,
             max_queue: scheduler.max_queue,
             max_model_len: None,
@@ -309,6 +312,7 @@ impl ServiceConfig {
                 max_running: self.max_running,
                 max_queue: self.max_queue,
                 step_tokens: self.step_tokens,
+                target_step_ms: self.target_step_ms,
                 max_model_len,
                 policy: self.schedule_policy,
                 aging_s: self.aging_s,
