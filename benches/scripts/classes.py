@@ -72,12 +72,14 @@ def main():
                                     formatter_class=argparse.RawTextHelpFormatter)
     flags.add_argument("--binary", default="target/release/rootstock")
     flags.add_argument("--rounds", type=int, default=1)
+    flags.add_argument("--arms", help="other arms, by commas; the second half with other seeds")
     flags.add_argument("--nat", action="store_true")
     flags.add_argument("--flag", action="append", default=[], help="a further flag of serve")
     flags.add_argument("--bench", action="append", default=[], help="a further flag of the bench")
     flags.add_argument("--json", help="where the single calls go")
     args = flags.parse_args()
     order = ["off", "on", "on", "off"] if args.nat else ["alone", "off", "on", "on", "off", "alone"]
+    order = args.arms.split(",") if args.arms else order
     kept = {arm: [] for arm in order}
     head = ("| | calls | errors | TTFT p50 ms | p95 | whole p50 ms | p95 | output tokens/s | "
             "computed + output tokens/s |\n|---|---|---|---|---|---|---|---|---|")
@@ -92,7 +94,7 @@ def main():
     for arm, reports in kept.items():
         for name in sorted({call["class"] for report in reports for call in report["calls"]}):
             line(f"{arm}: {name}", told(reports, {name}))
-    if not args.nat:
+    if not args.nat and set(kept) == {"alone", "off", "on"}:
         users = {arm: told(reports, {"user"}) for arm, reports in kept.items()}
         others = {arm: told(reports, {"background"}) for arm, reports in kept.items()}
         for arm in ("off", "on"):

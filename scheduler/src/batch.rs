@@ -66,10 +66,16 @@ impl Scheduler {
         self.turned_away = None;
         let tier = device(self.cfg.replica);
         loop {
-            let mut draft = Draft::new(self.step_budget(), self.idle_budget());
+            let budget = self.step_budget(self.decode_load());
+            let mut draft = Draft::new(budget, self.idle_budget());
             self.settle_fetches(cx, &mut draft);
-            self.plan_decodes(cx, &mut draft);
-            let denied = self.plan_prompts(cx, &mut draft);
+            let mut denied = None;
+            if !self.plan_hurried(cx, &mut draft) {
+                draft.budget = budget;
+                let order = self.decode_order(budget as usize);
+                self.plan_decodes(cx, &mut draft, order);
+                denied = self.plan_prompts(cx, &mut draft);
+            }
             self.admit_by_rank(cx, &mut draft);
             cx.cache
                 .drain_copies_of(self.cfg.replica, &mut draft.copies);
@@ -86,16 +92,15 @@ impl Scheduler {
         }
     }
 
-    /// Tokens the next step may compute: `step_tokens`, or what fits the target time.
-    fn step_budget(&self) -> u32 {
+    /// Tokens the next step may compute, `decodes` among them: `step_tokens`, or what fits the
+    /// target time.
+    pub(crate) fn step_budget(&self, decodes: StepLoad) -> u32 {
         let most = self.cfg.step_tokens;
         if self.cfg.target_step_ms == 0 {
             return most;
         }
         let running = || self.running.iter().map(|id| &self.live[id]);
         let launched = |live: &Live| live.running().map_or(0, |run| run.launched);
-        let decoding = running().filter(|live| live.next() == Next::Decode);
-        let decodes = StepLoad::of(decoding.map(|live| (launched(live), 1)));
         let prefilling = running().filter(|live| matches!(live.next(), Next::Prefill(_)));
         let kv_per_token = prefilling
             .map(|live| u64::from(launched(live)))
@@ -132,8 +137,12 @@ impl Scheduler {
         }
     }
 
-    fn plan_decodes(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
-        let order = self.decode_order(draft.budget as usize);
+    pub(crate) fn plan_decodes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draft: &mut Draft,
+        order: Vec<RequestId>,
+    ) {
         for id in order {
             let ready = self
                 .live
@@ -156,7 +165,7 @@ impl Scheduler {
 
     /// Decoding requests, last to give way first; when the budget is too small for all, those
     /// that have not been served for longest.
-    fn decode_order(&self, budget: usize) -> Vec<RequestId> {
+    pub(crate) fn decode_order(&self, budget: usize) -> Vec<RequestId> {
         let mut ready: Vec<&Live> = self
             .running
             .iter()
@@ -174,12 +183,8 @@ impl Scheduler {
     /// Fills the rest of the budget with prompts. Returns the first waiting request that could
     /// not start for want of pages while no copy would free any.
     fn plan_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) -> Option<RequestId> {
-        let grouped = match self.order.is_grouped() {
-            true => self.queue.groups.first(SEEN_MAX).into(),
-            false => VecDeque::new(),
-        };
         let fair = Order::is_fair(&self.cfg);
-        let mut walk = Walk::new(self.prefill_order(cx.now), fair, grouped);
+        let mut walk = Walk::new(self.prefill_order(cx.now), fair, self.grouped());
         let tier = device(self.cfg.replica);
         if let Some(id) = self.claim {
             match self.start(cx, draft, id) {
@@ -193,18 +198,11 @@ impl Scheduler {
         let mut first_denied = None;
         while draft.budget > 0 {
             let queued = walk.next_waiting(&self.queue);
-            let prefill = walk.prefills.get(walk.at).copied();
-            match (prefill, queued) {
-                (Some(key), other) if other.is_none_or(|q| key < q) => {
-                    walk.at += 1;
-                    self.plan_chunk(cx, draft, key.id);
-                }
-                (_, Some(key)) => {
-                    walk.seen.insert(key.id);
-                    let elsewhere = self.computed_by_another(draft, key.id)
-                        || self.fetched_by_another(key.id)
-                        || self.is_read(cx, key.id);
-                    if elsewhere {
+            match walk.first_of(queued) {
+                Some((key, false)) => self.plan_chunk(cx, draft, key.id),
+                Some((key, true)) => {
+                    walk.saw(key.id);
+                    if self.is_under_way(cx, draft, key.id) {
                         continue;
                     }
                     let Err(denied) = self.start(cx, draft, key.id) else {
@@ -223,13 +221,21 @@ impl Scheduler {
                         first_denied = first_denied.or(Some(key.id));
                     }
                 }
-                (Some(_), None) | (None, None) => break,
+                None => break,
             }
         }
         first_denied
     }
 
-    fn prefill_order(&self, now: Nanos) -> Vec<QueueKey> {
+    /// Those who wait by groups, heaviest first, where the order is one of groups.
+    pub(crate) fn grouped(&self) -> VecDeque<RequestId> {
+        match self.order.is_grouped() {
+            true => self.queue.groups.first(SEEN_MAX).into(),
+            false => VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn prefill_order(&self, now: Nanos) -> Vec<QueueKey> {
         let live = self.running.iter().map(|id| &self.live[id]);
         let prefills = live.filter(|live| matches!(live.next(), Next::Prefill(_)));
         let mut keys: Vec<QueueKey> = prefills
@@ -240,7 +246,12 @@ impl Scheduler {
     }
 
     /// Admits a waiting request and drafts its first row.
-    fn start(&mut self, cx: &mut Cx<'_>, draft: &mut Draft, id: RequestId) -> Result<(), Denied> {
+    pub(crate) fn start(
+        &mut self,
+        cx: &mut Cx<'_>,
+        draft: &mut Draft,
+        id: RequestId,
+    ) -> Result<(), Denied> {
         let mut copies = self.admit(cx, id)?;
         draft.copies.append(&mut copies);
         self.plan_chunk(cx, draft, id);
@@ -295,7 +306,7 @@ impl Scheduler {
     /// Whether a row of this step or of one in flight computes the very page this request needs
     /// next. Then it waits for that row instead of computing the page a second time: what
     /// arrives together is computed once.
-    fn computed_by_another(&self, draft: &Draft, id: RequestId) -> bool {
+    pub(crate) fn computed_by_another(&self, draft: &Draft, id: RequestId) -> bool {
         let page = self.cfg.page_tokens;
         let live = &self.live[&id];
         let from = match live.running() {
@@ -327,7 +338,7 @@ impl Scheduler {
     }
 
     /// Whether storage is being read for a waiting request: a wait that the reader bounds.
-    fn is_read(&self, cx: &Cx<'_>, id: RequestId) -> bool {
+    pub(crate) fn is_read(&self, cx: &Cx<'_>, id: RequestId) -> bool {
         let Live { ns, tokens, .. } = &self.live[&id];
         cx.cache.is_reading(Key { ns: *ns, tokens })
     }
@@ -383,7 +394,7 @@ impl Scheduler {
 }
 
 /// Where the walk over prompts stands.
-struct Walk {
+pub(crate) struct Walk {
     prefills: Vec<QueueKey>,
     at: usize,
     /// Waiting requests considered in this step.
@@ -398,7 +409,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(prefills: Vec<QueueKey>, fair: bool, grouped: VecDeque<RequestId>) -> Self {
+    pub(crate) fn new(prefills: Vec<QueueKey>, fair: bool, grouped: VecDeque<RequestId>) -> Self {
         let seen = BTreeSet::new();
         Self {
             prefills,
@@ -412,9 +423,26 @@ impl Walk {
         }
     }
 
+    /// The first of the running prefills that are left and a waiting request, and whether it is
+    /// the latter. A prefill is taken by this.
+    pub(crate) fn first_of(&mut self, waiting: Option<QueueKey>) -> Option<(QueueKey, bool)> {
+        match (self.prefills.get(self.at).copied(), waiting) {
+            (Some(key), other) if other.is_none_or(|other| key < other) => {
+                self.at += 1;
+                Some((key, false))
+            }
+            (_, other) => other.map(|key| (key, true)),
+        }
+    }
+
+    /// Considers a waiting request no more in this step.
+    pub(crate) fn saw(&mut self, id: RequestId) {
+        self.seen.insert(id);
+    }
+
     /// The next waiting request: the tenants' first ones by their shares, or the groups from the
     /// heaviest on, then all others.
-    fn next_waiting(&mut self, queue: &WaitQueue) -> Option<QueueKey> {
+    pub(crate) fn next_waiting(&mut self, queue: &WaitQueue) -> Option<QueueKey> {
         if !self.open || self.seen.len() >= SEEN_MAX {
             return None;
         }

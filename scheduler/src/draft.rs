@@ -53,6 +53,11 @@ impl Draft {
         self.rows.push(row);
     }
 
+    /// What its rows compute and read.
+    pub(crate) fn load(&self) -> StepLoad {
+        StepLoad::of(self.rows.iter().map(|row| (row.first_pos, row.len)))
+    }
+
     /// Takes a request's row back out.
     pub(crate) fn withdraw(&mut self, id: RequestId) {
         if let Some(at) = self.rows.iter().position(|row| row.id == id) {
@@ -97,6 +102,7 @@ impl Scheduler {
     /// Turns a draft into a plan and its rows into rows in flight.
     pub(crate) fn commit(&mut self, draft: Draft, now: Nanos) -> StepPlan {
         let step = self.step_id();
+        let load = draft.load();
         let mut plan = StepPlan {
             id: step,
             replica: self.cfg.replica,
@@ -133,7 +139,6 @@ impl Scheduler {
         }
         self.stats.steps += u64::from(!rows.is_empty());
         self.stats.copy_plans += u64::from(rows.is_empty());
-        let load = StepLoad::of(draft.rows.iter().map(|row| (row.first_pos, row.len)));
         self.flights.push_back(Flight::new(step, rows, now, load));
         plan
     }

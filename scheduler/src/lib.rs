@@ -19,6 +19,7 @@ mod fetch;
 mod gate;
 mod groups;
 mod holding;
+mod hurry;
 mod idle_work;
 mod live;
 mod move_over;

@@ -37,7 +37,12 @@ pub(crate) struct FlightRow {
 }
 
 impl Flight {
-    pub(crate) fn new(step: StepId, rows: Vec<FlightRow>, launched_at: Nanos, load: StepLoad) -> Self {
+    pub(crate) fn new(
+        step: StepId,
+        rows: Vec<FlightRow>,
+        launched_at: Nanos,
+        load: StepLoad,
+    ) -> Self {
         Self {
             step,
             rows,

@@ -75,6 +75,8 @@ pub struct SchedulerStats {
     pub generated_tokens: u64,
     /// Plans with rows.
     pub steps: u64,
+    /// Of those, kept short for requests that hurry.
+    pub hurried_steps: u64,
     /// Plans of copies alone.
     pub copy_plans: u64,
     /// Results for steps that are not out; ignored.

@@ -36,6 +36,8 @@ pub struct Report {
     pub ended: BTreeMap<String, u64>,
     /// Times a request gave way.
     pub preemptions: u64,
+    /// Steps kept short for those who hurry.
+    pub hurried_steps: u64,
     /// Prompt tokens found in the cache.
     pub cached_tokens: u64,
     /// Tokens taken over from others during the prefill.
@@ -70,6 +72,7 @@ impl Report {
         self.steps = steps;
         for scheduler in &stats.schedulers {
             self.preemptions += scheduler.preemptions;
+            self.hurried_steps += scheduler.hurried_steps;
             self.cached_tokens += scheduler.cached_tokens;
             self.shared_tokens += scheduler.shared_tokens;
             self.fetched_tokens += scheduler.fetched_tokens;
@@ -88,6 +91,7 @@ impl Report {
         self.steps += other.steps;
         self.events += other.events;
         self.preemptions += other.preemptions;
+        self.hurried_steps += other.hurried_steps;
         self.cached_tokens += other.cached_tokens;
         self.shared_tokens += other.shared_tokens;
         self.fetched_tokens += other.fetched_tokens;

@@ -41,6 +41,7 @@ fn every_world_of_the_swarm_keeps_all_promises() {
             total.rows_ahead > 100,
             "so are steps launched ahead of results"
         );
+        assert!(total.hurried_steps > 100, "and steps kept short");
         assert!(total.rows_many > 100, "and rows of several tokens");
         assert!(
             total.shared_tokens > 0,

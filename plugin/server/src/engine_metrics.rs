@@ -61,6 +61,8 @@ pub(crate) fn encode(
     };
     let help = "Times a request gave way to another";
     counter(to, "preemptions", help, sum(|stats| stats.preemptions))?;
+    let help = "Steps kept short for requests with a latency_sensitivity";
+    counter(to, "steps_hurried", help, sum(|stats| stats.hurried_steps))?;
     let help = "Tokens taken over from requests that computed them meanwhile";
     counter(to, "shared_tokens", help, sum(|stats| stats.shared_tokens))?;
     let help = "Requests waiting for a seat";

@@ -1,0 +1,120 @@
+//! Short steps for those whom somebody waits for.
+//!
+//! A client's request with a jump in its hints hurries until its first token. While one can
+//! compute, the step is made for it: its prompt first, and what others may add only as long as the
+//! step takes little longer by the learned times. Decoding requests without a jump sit such steps
+//! out, but never many in a row; prompts without a jump wait, and age in the queue as they always
+//! do. Nothing is lost by it: what was put off is computed in the steps between.
+//!
+//! Part of the step target (`target_step_ms`); without one, or before the times of steps are
+//! known, nobody hurries.
+
+use crate::batch::Walk;
+use crate::draft::Draft;
+use crate::live::{Live, Next};
+use crate::policy::Order;
+use crate::request::{Class, RequestId};
+use crate::scheduler::{Cx, Scheduler};
+use crate::time::StepLoad;
+
+/// Steps that a decoding request sits out in a row, at most.
+const SAT_OUT_MAX: u64 = 3;
+/// A step for those who hurry may take this much longer for the sake of others: a quarter.
+const LONGER: (u64, u64) = (5, 4);
+
+impl Live {
+    /// Somebody waits for its first token and says so.
+    pub(crate) fn hurries(&self) -> bool {
+        self.is_watched() && self.waiting_since.is_some()
+    }
+
+    fn is_watched(&self) -> bool {
+        self.class == Class::Client && self.hints.jump_s > 0.0
+    }
+}
+
+impl Scheduler {
+    /// Drafts a step for those who hurry. False, and an empty draft: none of them can compute
+    /// now, so the step is like any other.
+    pub(crate) fn plan_hurried(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) -> bool {
+        if self.cfg.target_step_ms == 0 || self.time.token_ns().is_none() || self.claim.is_some() {
+            return false;
+        }
+        let order = self.decode_order(draft.budget as usize);
+        let (kept, put_off): (Vec<_>, Vec<_>) =
+            order.into_iter().partition(|&id| self.must_decode(id));
+        let kept_load = self.load_of_decodes(&kept);
+        let budget = self.step_budget(kept_load).max(kept_load.tokens);
+        draft.budget = budget - kept_load.tokens;
+        self.plan_hurried_prompts(cx, draft);
+        if draft.rows.is_empty() {
+            return false;
+        }
+        draft.budget += kept_load.tokens;
+        self.plan_decodes(cx, draft, kept);
+        let alone = draft.load();
+        let others = self.load_of_decodes(&put_off);
+        let with = StepLoad {
+            tokens: alone.tokens + others.tokens,
+            kv: alone.kv + others.kv,
+        };
+        if let (Some(alone), Some(with)) = (self.time.predict(alone), self.time.predict(with)) {
+            let (more, of) = LONGER;
+            if with.saturating_mul(of) <= alone.saturating_mul(more) {
+                let room = self.cfg.step_tokens.saturating_sub(draft.load().tokens);
+                draft.budget = draft.budget.max(room);
+                self.plan_decodes(cx, draft, put_off);
+            }
+        }
+        self.stats.hurried_steps += 1;
+        true
+    }
+
+    /// Whether a decoding request takes part although others hurry.
+    fn must_decode(&self, id: RequestId) -> bool {
+        let live = &self.live[&id];
+        let last = live.running().and_then(|run| run.last_row);
+        let waits = last.is_none_or(|(step, _)| step.0 + SAT_OUT_MAX < self.next_step);
+        waits || live.is_watched()
+    }
+
+    fn load_of_decodes(&self, ids: &[RequestId]) -> StepLoad {
+        let running = ids.iter().filter_map(|id| self.live[id].running());
+        StepLoad::of(running.map(|run| (run.launched, 1)))
+    }
+
+    /// Drafts prompts in the order of all, up to the first that does not hurry.
+    fn plan_hurried_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
+        let fair = Order::is_fair(&self.cfg);
+        let mut walk = Walk::new(self.prefill_order(cx.now), fair, self.grouped());
+        while draft.budget > 0 {
+            let waiting = walk.next_waiting(&self.queue);
+            let Some((key, waits)) = walk.first_of(waiting) else {
+                return;
+            };
+            if !self.live[&key.id].hurries() {
+                return;
+            }
+            if !waits {
+                self.plan_chunk(cx, draft, key.id);
+                continue;
+            }
+            walk.saw(key.id);
+            if self.is_under_way(cx, draft, key.id) || self.start(cx, draft, key.id).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether what it would compute is on its way without it.
+    pub(crate) fn is_under_way(&self, cx: &Cx<'_>, draft: &Draft, id: RequestId) -> bool {
+        self.computed_by_another(draft, id) || self.fetched_by_another(id) || self.is_read(cx, id)
+    }
+
+    /// Decoding requests, and what they compute and read in a step.
+    pub(crate) fn decode_load(&self) -> StepLoad {
+        let running = self.running.iter().map(|id| &self.live[id]);
+        let decoding = running.filter(|live| live.next() == Next::Decode);
+        StepLoad::of(decoding.map(|live| (live.running().map_or(0, |run| run.launched), 1)))
+    }
+}
