@@ -34,8 +34,8 @@ const TRIES_MAX: u32 = 16;
 const SEEN_MAX: usize = 64;
 
 impl Scheduler {
-    /// The next step, or None: nothing can run now, or `max_in_flight` steps are out. With nothing
-    /// to compute but copies to start it has no rows.
+    /// The next step, or None: nothing can run now, or `max_in_flight` steps are out, and one that
+    /// overtakes. With nothing to compute but copies to start it has no rows.
     ///
     /// None stands until something changes: a request comes or goes, a step lands, a copy is
     /// acknowledged, or a time of [`Scheduler::due_at`] passes. Ask again after each of them, for
@@ -57,12 +57,16 @@ impl Scheduler {
         out.append(&mut self.outbox);
         let cx = &mut Cx { cache, now, out };
         self.expire(cx);
-        if self.flights.len() >= usize::from(self.cfg.max_in_flight) {
+        let full = self.flights.len() >= usize::from(self.cfg.max_in_flight);
+        if full && !self.may_overtake() {
             return None;
         }
         self.shed_idle_work(cx);
         self.open_gate(cx.cache, now);
         self.reorder(cx.cache, now);
+        if full {
+            return self.plan_overtaking(cx);
+        }
         self.turned_away = None;
         let tier = device(self.cfg.replica);
         loop {

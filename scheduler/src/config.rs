@@ -65,6 +65,9 @@ pub struct SchedulerConfig {
     /// Milliseconds a step should take, by what was learned from the steps so far; 0 leaves
     /// `step_tokens` alone. A step computes a page of prompt at least, `step_tokens` at most.
     pub target_step_ms: u32,
+    /// Whether the backend lets a step of those who hurry overtake the one in flight. Only with a
+    /// target and one step in flight.
+    pub overtake: bool,
     /// Seconds for which a request waits at most when the programs under way do not fit the cache
     /// together, so that those inside are kept whole; 0 is off. Programs are those of
     /// `hints.program`; requests without one are not held.
@@ -94,6 +97,7 @@ impl Default for SchedulerConfig {
             copy_ns: 1_000_000,
             copy_ns_per_page: 100_000,
             target_step_ms: 0,
+            overtake: false,
             program_wait_s: 0.0,
             fair_shares: true,
         }

@@ -111,6 +111,7 @@ impl Scheduler {
             page_tables: Vec::new(),
             copies: draft.copies,
             after: Vec::new(),
+            overtakes: false,
         };
         let mut rows = Vec::with_capacity(draft.rows.len());
         for (index, row) in draft.rows.iter().enumerate() {

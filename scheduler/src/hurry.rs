@@ -6,15 +6,20 @@
 //! out, but never many in a row; prompts without a jump wait, and age in the queue as they always
 //! do. Nothing is lost by it: what was put off is computed in the steps between.
 //!
+//! Where the backend can pause a step, those who hurry do not even wait for the one in flight:
+//! they get a step that overtakes it, without the requests that have a part in it.
+//!
 //! Part of the step target (`target_step_ms`); without one, or before the times of steps are
 //! known, nobody hurries.
 
 use crate::batch::Walk;
+use crate::config::SchedulerConfig;
 use crate::draft::Draft;
 use crate::live::{Live, Next};
 use crate::policy::Order;
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
+use crate::step::StepPlan;
 use crate::time::StepLoad;
 
 /// Steps that a decoding request sits out in a row, at most.
@@ -46,7 +51,7 @@ impl Scheduler {
         let kept_load = self.load_of_decodes(&kept);
         let budget = self.step_budget(kept_load).max(kept_load.tokens);
         draft.budget = budget - kept_load.tokens;
-        self.plan_hurried_prompts(cx, draft);
+        self.plan_hurried_prompts(cx, draft, false);
         if draft.rows.is_empty() {
             return false;
         }
@@ -83,8 +88,52 @@ impl Scheduler {
         StepLoad::of(running.map(|run| (run.launched, 1)))
     }
 
-    /// Drafts prompts in the order of all, up to the first that does not hurry.
-    fn plan_hurried_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
+    /// Whether it is worth a look for a step that overtakes the one in flight.
+    pub(crate) fn may_overtake(&self) -> bool {
+        let SchedulerConfig {
+            overtake,
+            max_in_flight,
+            target_step_ms,
+            ..
+        } = self.cfg;
+        if !overtake || max_in_flight != 1 || target_step_ms == 0 || self.flights.len() != 1 {
+            return false;
+        }
+        let first = match Order::is_fair(&self.cfg) {
+            true => self.queue.heads().next(),
+            false => self.queue.next_after(None),
+        };
+        let hurries = |id: &RequestId| self.live[id].hurries();
+        first.is_some_and(|key| hurries(&key.id)) || self.running.iter().any(hurries)
+    }
+
+    /// A step for those who hurry and have no part in the one in flight.
+    pub(crate) fn plan_overtaking(&mut self, cx: &mut Cx<'_>) -> Option<StepPlan> {
+        let mut draft = Draft::new(self.step_budget(StepLoad::default()), 0);
+        self.settle_fetches(cx, &mut draft);
+        if self.claim.is_none() {
+            self.plan_hurried_prompts(cx, &mut draft, true);
+        }
+        if draft.rows.is_empty() && draft.copies.is_empty() {
+            return None;
+        }
+        if let Some(overtaken) = self.flights.front_mut() {
+            overtaken.overtaken = true;
+        }
+        let computes = u64::from(!draft.rows.is_empty());
+        self.stats.hurried_steps += computes;
+        self.stats.overtaking_steps += computes;
+        let mut plan = self.commit(draft, cx.now);
+        plan.overtakes = true;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.overtakes = true;
+        }
+        Some(plan)
+    }
+
+    /// Drafts prompts in the order of all, up to the first that does not hurry; with `apart` none
+    /// that has a part in a step in flight.
+    fn plan_hurried_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft, apart: bool) {
         let fair = Order::is_fair(&self.cfg);
         let mut walk = Walk::new(self.prefill_order(cx.now), fair, self.grouped());
         while draft.budget > 0 {
@@ -92,8 +141,12 @@ impl Scheduler {
             let Some((key, waits)) = walk.first_of(waiting) else {
                 return;
             };
-            if !self.live[&key.id].hurries() {
+            let live = &self.live[&key.id];
+            if !live.hurries() {
                 return;
+            }
+            if apart && live.running().is_some_and(|run| !run.flight.is_empty()) {
+                continue;
             }
             if !waits {
                 self.plan_chunk(cx, draft, key.id);

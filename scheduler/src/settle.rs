@@ -24,6 +24,10 @@ pub(crate) struct Flight {
     launched_at: Nanos,
     load: StepLoad,
     result: Option<Result<StepOutput, FailKind>>,
+    /// Lands as soon as its result is told, whatever is in flight before it.
+    pub(crate) overtakes: bool,
+    /// Another ran in the middle of it, so that its time says nothing.
+    pub(crate) overtaken: bool,
 }
 
 /// One row of it.
@@ -49,6 +53,8 @@ impl Flight {
             launched_at,
             load,
             result: None,
+            overtakes: false,
+            overtaken: false,
         }
     }
 }
@@ -84,12 +90,11 @@ impl Scheduler {
             Some(flight) if flight.result.is_none() => flight.result = Some(result),
             Some(_) | None => self.stats.stray_results += 1,
         }
-        while self
-            .flights
-            .front()
-            .is_some_and(|flight| flight.result.is_some())
-        {
-            let Some(flight) = self.flights.pop_front() else {
+        let lands = |(at, flight): (usize, &Flight)| {
+            flight.result.is_some() && (at == 0 || flight.overtakes)
+        };
+        while let Some(at) = self.flights.iter().enumerate().position(lands) {
+            let Some(flight) = self.flights.remove(at) else {
                 break;
             };
             self.land(cx, flight);
@@ -113,13 +118,18 @@ impl Scheduler {
         // A step begins when it is launched, or when the one before it ends.
         let begin = flight.launched_at.max(self.landed_at);
         self.landed_at = self.landed_at.max(cx.now);
-        if results.is_ok() && !flight.rows.is_empty() {
+        if results.is_ok() && !flight.rows.is_empty() && !flight.overtaken {
             self.time.learn(flight.load, cx.now.saturating_sub(begin));
             if let Some(ns) = self.time.token_ns() {
                 self.order.prefill_ns_per_token = ns;
             }
         }
-        cx.cache.step_done(self.cfg.replica, flight.step);
+        // Of all steps before the first in flight, an overtaken one.
+        let done = match self.flights.front() {
+            Some(first) => StepId(first.step.0 - 1),
+            None => StepId(self.next_step - 1),
+        };
+        cx.cache.step_done(self.cfg.replica, done);
     }
 
     fn land_row(

@@ -77,6 +77,8 @@ pub struct SchedulerStats {
     pub steps: u64,
     /// Of those, kept short for requests that hurry.
     pub hurried_steps: u64,
+    /// Of those, such as overtake the step in flight.
+    pub overtaking_steps: u64,
     /// Plans of copies alone.
     pub copy_plans: u64,
     /// Results for steps that are not out; ignored.

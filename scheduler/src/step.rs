@@ -40,6 +40,9 @@ pub struct StepPlan {
     pub copies: Vec<CopyPlan>,
     /// Copies that must have finished before this step starts.
     pub after: Vec<CopyId>,
+    /// May run in the middle of the step in flight, and its result be told first. It reads and
+    /// writes nothing that the other writes.
+    pub overtakes: bool,
 }
 
 /// One request's part of a step.

@@ -15,83 +15,13 @@ use rootstock_memory::{
 use rootstock_radix::{NamespaceId, Token};
 use rootstock_scheduler::{RequestId, Row, RowInput, RowOut, SampleSpec, StepOutput, StepPlan};
 
+use crate::planted::Planted;
 use crate::rng::Rng;
 use crate::text;
 
 const GARBAGE: u64 = 0xdead_dead_dead_dead;
 /// Copies that may be under way at a time.
 const COPIES_MAX: usize = 64;
-
-/// A fault of the double, to show that it would be found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Planted {
-    /// None.
-    Nothing,
-    /// The n-th row writes nothing to its last slot.
-    LostWrite(u32),
-    /// The n-th row that draws drops its last token, or draws one token too many.
-    WrongCount(u32),
-    /// The n-th row with two pages or more finds two of them swapped in its table.
-    SwappedPages(u32),
-    /// The n-th row runs on the first page of another row of its step.
-    ForeignPage(u32),
-    /// The n-th acknowledged copy moved no bytes.
-    LostCopy(u32),
-    /// The n-th copy that fails is acknowledged as done.
-    BelievedCopy(u32),
-    /// The n-th copy up is acknowledged long before it reads its source.
-    EarlyCopy(u32),
-    /// The n-th pin is undone behind everybody's back. This and what follows is played by the
-    /// simulator, between the core and the others.
-    LostPin(u32),
-    /// The n-th copy that ends is acknowledged twice.
-    DoubledAck(u32),
-    /// The n-th copy that ends is never acknowledged.
-    LostAck(u32),
-    /// The n-th result is told twice.
-    DoubledResult(u32),
-    /// The n-th result is never told.
-    LostResult(u32),
-    /// The n-th event with tokens does not reach its caller.
-    LostEvent(u32),
-    /// The n-th event with tokens reaches its caller twice.
-    DoubledEvent(u32),
-    /// The n-th event with tokens says another one.
-    ChangedToken(u32),
-    /// The n-th abort does not reach the core.
-    LostAbort(u32),
-    /// The n-th request is looked up under the salt of another tenant.
-    ForeignSalt(u32),
-    /// The n-th final event does not reach its caller.
-    LostFinal(u32),
-}
-
-impl Planted {
-    /// Which occasion of its kind the fault takes; 0 is none.
-    pub(crate) fn occasion(self) -> u32 {
-        match self {
-            Planted::Nothing => 0,
-            Planted::LostWrite(n)
-            | Planted::WrongCount(n)
-            | Planted::SwappedPages(n)
-            | Planted::ForeignPage(n)
-            | Planted::LostCopy(n)
-            | Planted::BelievedCopy(n)
-            | Planted::EarlyCopy(n)
-            | Planted::LostPin(n)
-            | Planted::DoubledAck(n)
-            | Planted::LostAck(n)
-            | Planted::DoubledResult(n)
-            | Planted::LostResult(n)
-            | Planted::LostEvent(n)
-            | Planted::DoubledEvent(n)
-            | Planted::ChangedToken(n)
-            | Planted::LostAbort(n)
-            | Planted::ForeignSalt(n)
-            | Planted::LostFinal(n) => n,
-        }
-    }
-}
 
 /// What the double knows of a request: the truth its pages are compared with.
 #[derive(Clone, Debug)]
@@ -138,6 +68,8 @@ pub struct EngineDouble {
     copy_delay_max: u32,
     /// Chance that a copy fails, in percent.
     pub copy_failures: u32,
+    /// Whether a step that overtakes runs before the one it overtakes.
+    pub pauses: bool,
     /// While set, no copy ends.
     pub hold_copies: bool,
     rng: Rng,
@@ -170,6 +102,7 @@ impl EngineDouble {
             finished_copies: BTreeSet::new(),
             copy_delay_max,
             copy_failures: 0,
+            pauses: true,
             hold_copies: false,
             rng: Rng::new(seed),
             planted,
@@ -239,10 +172,23 @@ impl EngineDouble {
         self.launched.get(&replica).map_or(0, VecDeque::len)
     }
 
+    /// Place of the step whose result comes next: the oldest, or one that overtakes it.
+    fn next_at(&self, replica: ReplicaId) -> usize {
+        let flying = self.launched.get(&replica);
+        let overtaking = flying.and_then(|plans| plans.iter().position(|plan| plan.overtakes));
+        overtaking.filter(|_| self.pauses).unwrap_or(0)
+    }
+
+    fn take_next(&mut self, replica: ReplicaId) -> Option<StepPlan> {
+        let at = self.next_at(replica);
+        self.launched.get_mut(&replica)?.remove(at)
+    }
+
     /// Requests with a row in the oldest step of a replica.
     pub fn oldest_rows(&self, replica: ReplicaId) -> Vec<RequestId> {
-        let oldest = self.launched.get(&replica).and_then(VecDeque::front);
-        oldest.map_or_else(Vec::new, |plan| {
+        let flying = self.launched.get(&replica);
+        let next = flying.and_then(|plans| plans.get(self.next_at(replica)));
+        next.map_or_else(Vec::new, |plan| {
             plan.rows.iter().map(|row| row.request).collect()
         })
     }
@@ -259,7 +205,7 @@ impl EngineDouble {
 
     /// The oldest step of a replica fails after it has written part of its rows.
     pub fn fail_oldest_of(&mut self, replica: ReplicaId) -> Option<StepId> {
-        let plan = self.launched.get_mut(&replica)?.pop_front()?;
+        let plan = self.take_next(replica)?;
         for row in &plan.rows {
             if self.rng.percent(50) {
                 let at = self.slot(plan.row_pages(row), row.first_pos);
@@ -279,7 +225,7 @@ impl EngineDouble {
 
     /// Runs the oldest step of a replica.
     pub fn run_oldest_of(&mut self, replica: ReplicaId) -> Option<(StepId, StepOutput)> {
-        let plan = self.launched.get_mut(&replica)?.pop_front()?;
+        let plan = self.take_next(replica)?;
         if let Some(id) = plan
             .after
             .iter()

@@ -2,7 +2,7 @@
 
 use rootstock_scheduler::{Emit, FinishReason, RequestId, Usage};
 
-use crate::double::Planted;
+use crate::planted::Planted;
 use crate::report::Event;
 use crate::sim::Sim;
 use crate::text;

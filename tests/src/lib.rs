@@ -6,6 +6,7 @@
 
 pub mod double;
 mod judge;
+pub mod planted;
 pub mod report;
 pub mod rig;
 pub mod rng;

@@ -38,6 +38,8 @@ pub struct Report {
     pub preemptions: u64,
     /// Steps kept short for those who hurry.
     pub hurried_steps: u64,
+    /// Of those, such as overtake the one in flight.
+    pub overtaking_steps: u64,
     /// Prompt tokens found in the cache.
     pub cached_tokens: u64,
     /// Tokens taken over from others during the prefill.
@@ -73,6 +75,7 @@ impl Report {
         for scheduler in &stats.schedulers {
             self.preemptions += scheduler.preemptions;
             self.hurried_steps += scheduler.hurried_steps;
+            self.overtaking_steps += scheduler.overtaking_steps;
             self.cached_tokens += scheduler.cached_tokens;
             self.shared_tokens += scheduler.shared_tokens;
             self.fetched_tokens += scheduler.fetched_tokens;
@@ -92,6 +95,7 @@ impl Report {
         self.events += other.events;
         self.preemptions += other.preemptions;
         self.hurried_steps += other.hurried_steps;
+        self.overtaking_steps += other.overtaking_steps;
         self.cached_tokens += other.cached_tokens;
         self.shared_tokens += other.shared_tokens;
         self.fetched_tokens += other.fetched_tokens;

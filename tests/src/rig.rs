@@ -8,7 +8,8 @@ use rootstock_memory::{CopyEngine, Nanos, ReplicaId};
 use rootstock_radix::{CacheConfig, Key, NamespaceId, Token};
 use rootstock_scheduler::{Admission, Emit, NewRequest, RequestId, SchedulerConfig};
 
-use crate::double::{EngineDouble, Planted};
+use crate::double::EngineDouble;
+use crate::planted::Planted;
 use crate::sim::base_key;
 use crate::text;
 use crate::world::Heard;

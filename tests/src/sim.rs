@@ -16,7 +16,8 @@ use rootstock_radix::{
 };
 use rootstock_scheduler::{Admission, CachedTokens, FinishReason, NewRequest, RequestId};
 
-use crate::double::{EngineDouble, Planted};
+use crate::double::EngineDouble;
+use crate::planted::Planted;
 use crate::report::{Event, Failure, Report};
 use crate::rng::Rng;
 use crate::swarm::Swarm;
@@ -132,6 +133,7 @@ impl Sim {
         let mut engine =
             EngineDouble::new(swarm.scheduler.page_tokens, delay, rng.next_u64(), planted);
         engine.copy_failures = swarm.copy_failures;
+        engine.pauses = !swarm.seed.is_multiple_of(4);
         Self {
             swarm,
             rng,

@@ -213,7 +213,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         ]),
         aging_s: *rng.pick(&[0.0, 0.5, 30.0]),
         preempt_gap: *rng.pick(&[None, Some(0), Some(1), Some(3)]),
-        max_in_flight: *rng.pick(&[1, 2, 2, 3]),
+        max_in_flight: *rng.pick(&[1, 1, 2, 3]),
         max_preemptions: *rng.pick(&[0, 1, 4, 16]),
         queue_timeout_s: *rng.pick(&[0, 5, 600]),
         max_drafts: *rng.pick(&[0, 0, 1, 4]),
@@ -221,6 +221,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         copy_ns: *rng.pick(&[0, 1_000_000]),
         copy_ns_per_page: *rng.pick(&[0, 100_000, 10_000_000]),
         target_step_ms: *rng.pick(&[0, 0, 1, 500]),
+        overtake: rng.percent(70),
         fair_shares: rng.percent(50),
         program_wait_s: *rng.pick(&[0.0, 0.5, 60.0]),
     }

@@ -10,7 +10,8 @@ use rootstock_scheduler::{
     Scheduler, SchedulerConfig, Usage,
 };
 
-use crate::double::{EngineDouble, Planted};
+use crate::double::EngineDouble;
+use crate::planted::Planted;
 use crate::sim::base_key;
 use crate::text;
 

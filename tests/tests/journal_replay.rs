@@ -15,7 +15,8 @@ use rootstock_radix::{
 use rootstock_scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams, SchedulerConfig,
 };
-use rootstock_tests::double::{EngineDouble, Planted};
+use rootstock_tests::double::EngineDouble;
+use rootstock_tests::planted::Planted;
 use rootstock_tests::rng::Rng;
 use rootstock_tests::swarm::Swarm;
 use rootstock_tests::text::VOCAB;

@@ -29,7 +29,7 @@ impl Timed {
     }
 
     fn add(&mut self, len: u32, max_tokens: u32, jump_s: f64) -> RequestId {
-        let number = u32::try_from(self.asked.len()).unwrap();
+        let number = u32::try_from(self.asked.len()).expect("a few requests");
         let mut new = request(self.world.ns, &prompt(number, len), max_tokens);
         new.hints.jump_s = jump_s;
         self.asked.push(self.world.add(new));
@@ -156,4 +156,77 @@ fn one_who_hurries_and_cannot_start_keeps_nobody_from_computing() {
     assert!(has(&world.step(), first), "there is no second seat");
     world.run_dry();
     assert!(world.said_all(first) && world.said_all(hurried));
+}
+
+/// A world whose backend can pause, with eight requests that decode and step times that are known.
+fn pausing() -> Timed {
+    let config = SchedulerConfig {
+        target_step_ms: 400,
+        overtake: true,
+        ..SchedulerConfig::default()
+    };
+    let mut timed = Timed {
+        world: World::new(4_000, config),
+        token_us: 4_000,
+        asked: Vec::new(),
+    };
+    for n in 0..8 {
+        timed.add(20 + n, 2_000, 0.0);
+    }
+    (0..40).for_each(|_| drop(timed.step()));
+    timed
+}
+
+#[test]
+fn one_who_hurries_overtakes_the_step_in_flight() {
+    for pauses in [true, false] {
+        let mut timed = pausing();
+        timed.world.engine.pauses = pauses;
+        let long = timed.add(2_000, 1, 0.0);
+        let rows = timed
+            .world
+            .launch()
+            .expect("a step with a part of the long prompt");
+        assert!(has(&rows, long));
+        let hurried = timed.add(16, 1, 10.0);
+        assert_eq!(timed.world.launch(), Some(vec![(hurried, 0, 16)]));
+        assert_eq!(timed.world.launch(), None, "one overtakes at a time");
+        timed.world.land();
+        assert_eq!(timed.world.ended(hurried), pauses);
+        timed.world.land();
+        assert!(timed.world.ended(hurried) && timed.world.said_all(hurried));
+        timed.end();
+    }
+}
+
+#[test]
+fn who_has_a_part_in_the_step_in_flight_does_not_overtake_it() {
+    let mut timed = pausing();
+    let hurried = timed.add(3_000, 1, 10.0);
+    let rows = timed.world.launch().expect("a step for it");
+    assert!(has(&rows, hurried) && !timed.world.ended(hurried));
+    assert_eq!(timed.world.launch(), None);
+    timed.world.land();
+    timed.end();
+}
+
+#[test]
+fn what_ends_while_it_is_overtaken_keeps_its_pages_until_it_lands() {
+    let mut timed = pausing();
+    let long = timed.add(2_000, 1, 0.0);
+    timed.world.launch();
+    let free = timed.world.available();
+    timed.world.abort(long);
+    let hurried = timed.add(16, 1, 10.0);
+    timed.world.launch();
+    timed.world.land();
+    assert!(timed.world.ended(hurried));
+    let held = timed.world.scheduler.stats().draining;
+    assert!(
+        held == 1 && timed.world.available() < free + 100,
+        "its step still runs"
+    );
+    timed.world.land();
+    assert_eq!(timed.world.scheduler.stats().draining, 0);
+    timed.end();
 }

@@ -1,12 +1,14 @@
-//! The agent fleet on the whole core in virtual time: `fleet_sim thrash|router [PROGRAMS]`.
+//! The agent fleet on the whole core in virtual time:
+//! `fleet_sim thrash|router [PROGRAMS [BASE_MS TOKEN_US KV_NS]]`.
 //!
 //! `thrash`: one replica with a third of the fleet's working set; program-aware admission off and
 //! on with several bounds of the wait. `router`: four replicas; the modes of the router, and
 //! affinity.
 //!
 //! Closed loop: 128 programs run at once, the next turn of each comes its tool's time after the
-//! last one ended, and a program that has ended is replaced. Steps take what a linear model says;
-//! the figures of the model are printed.
+//! last one ended, and a program that has ended is replaced. Steps take what a linear model says:
+//! the three figures given, such as `rootstock replay --exact` tells of a recorded run; they are
+//! printed.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -22,7 +24,7 @@ use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId};
 use rootstock::scheduler::router::{Affinity, Mode};
 use rootstock::scheduler::{
     Admission, Class, Emit, NewRequest, RequestId, RowOut, SamplingParams, SchedulerConfig,
-    StepOutput, StepPlan,
+    StepLoad, StepOutput, StepPlan,
 };
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_benches::fleet::Fleet;
@@ -32,8 +34,8 @@ const PAGE_TOKENS: u32 = 16;
 const ACTIVE: usize = 128;
 const SECOND: f64 = 1e9;
 
-/// Nanoseconds of a step: base, per token computed, per KV position read.
-const STEP: [f64; 3] = [8e6, 40e3, 6.0];
+/// A step: milliseconds, microseconds for a token computed, nanoseconds for a KV position read.
+const STEP: [f64; 3] = [8.0, 40.0, 6.0];
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -82,6 +84,7 @@ struct Sim<'a> {
     turns: &'a [Turns],
     core: ServingCore,
     ns: NamespaceId,
+    step: [f64; 3],
     events: BinaryHeap<Reverse<(Nanos, u64, What)>>,
     number: u64,
     now: Nanos,
@@ -94,6 +97,8 @@ struct Sim<'a> {
 fn main() {
     let word = |n: usize| std::env::args().nth(n);
     let programs = word(2).and_then(|n| n.parse().ok()).unwrap_or(300);
+    let figure = |n: usize| word(n + 3).and_then(|f| f.parse().ok()).unwrap_or(STEP[n]);
+    let step = [figure(0), figure(1), figure(2)];
     let fleet = Fleet::new(1);
     let turns = turns_of(&fleet, programs);
     let working_set = working_set(&fleet, &turns);
@@ -101,9 +106,9 @@ fn main() {
         "{} programs, {ACTIVE} at a time, which hold {working_set} tokens in the mean; a step: \
          {} ms + {} us a token + {} ns a KV position",
         turns.len(),
-        STEP[0] / 1e6,
-        STEP[1] / 1e3,
-        STEP[2]
+        step[0],
+        step[1],
+        step[2]
     );
     let setups = match word(1).as_deref() {
         Some("router") => router_setups(working_set),
@@ -114,7 +119,7 @@ fn main() {
          turn p50 / p95 s | longest wait s | busy |\n|---|---|---|---|---|---|---|"
     );
     for setup in setups {
-        let outcome = simulate(&fleet, &turns, &setup);
+        let outcome = simulate(&fleet, &turns, &setup, step);
         print_row(&setup.name, outcome);
     }
 }
@@ -210,7 +215,7 @@ fn working_set(fleet: &Fleet, turns: &[Turns]) -> u32 {
     u32::try_from(all / count * ACTIVE as u64 + 4096).unwrap_or(u32::MAX)
 }
 
-fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup) -> Outcome {
+fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup, step: [f64; 3]) -> Outcome {
     let config = CoreConfig {
         cache: CacheConfig {
             page_tokens: PAGE_TOKENS,
@@ -251,6 +256,7 @@ fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup) -> Outcome {
         turns,
         core,
         ns,
+        step,
         events: BinaryHeap::new(),
         number: 0,
         now: 1,
@@ -368,20 +374,10 @@ impl Sim<'_> {
         let Some(plan) = self.core.schedule(id, self.now) else {
             return;
         };
-        let (mut tokens, mut kv) = (0.0, 0.0);
-        for row in &plan.rows {
-            let (first, len) = (f64::from(row.first_pos), f64::from(row.len));
-            tokens += len;
-            kv += len * first + len * len / 2.0;
-        }
-        // A chunk reads its past once for a tile of 64 of its tokens; a decode row reads it all.
-        let chunked: f64 = plan
-            .rows
-            .iter()
-            .filter(|row| row.len > 1)
-            .map(|row| f64::from(row.len) * f64::from(row.first_pos) * (63.0 / 64.0))
-            .sum();
-        let ns = STEP[0] + STEP[1] * tokens + STEP[2] * (kv - chunked);
+        let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
+        let (tokens, kv) = (f64::from(load.tokens), load.kv as f64);
+        let [base_ms, token_us, kv_ns] = self.step;
+        let ns = base_ms * 1e6 + token_us * 1e3 * tokens + kv_ns * kv;
         self.out.busy_s[replica] += ns / SECOND;
         self.flying[replica] = Some(plan);
         self.push(self.now + ns as Nanos, What::Step { replica });

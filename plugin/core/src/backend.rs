@@ -3,10 +3,11 @@
 //! A plan is data. Whoever runs it (our CPU backend, a host engine behind the C ABI, the double of
 //! the tests) gets it by value, computes, and answers with one `RowOut` per row. A backend knows
 //! pages and tokens, never the tree, the queue or a client. Several steps may be in flight; they
-//! finish in the order they were launched.
+//! finish in the order they were launched, but for those that overtake.
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rootstock_memory::{CopyEngine, KvLayout, StepId};
 use rootstock_radix::Token;
@@ -124,6 +125,26 @@ pub trait Backend: Send {
     /// # Errors
     /// The step gave no output; after any error but a fatal one the backend runs later steps.
     fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError>;
+
+    /// Whether [`Backend::advance`] really pauses. The core plans steps that overtake only then.
+    fn can_pause(&self) -> bool {
+        false
+    }
+
+    /// As [`Backend::wait`], but once `pause` is set it may return `None` with the step where it
+    /// stands, to go on at the next call. In between a plan with `overtakes` is launched, which
+    /// does not count as in flight, and waited for.
+    ///
+    /// # Errors
+    /// As [`Backend::wait`].
+    fn advance(
+        &mut self,
+        step: StepId,
+        pause: &AtomicBool,
+    ) -> Result<Option<StepOutput>, StepError> {
+        let _never = pause;
+        self.wait(step).map(Some)
+    }
 
     /// The engine that carries out copy plans over this backend's arenas.
     fn copies(&mut self) -> &mut dyn CopyEngine;

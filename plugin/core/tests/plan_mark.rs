@@ -62,6 +62,7 @@ fn plan(ns: NamespaceId) -> StepPlan {
         page_tables: pages.to_vec(),
         copies: vec![copy],
         after: vec![CopyId(3)],
+        overtakes: false,
     }
 }
 
@@ -74,6 +75,7 @@ const OF_THE_PLAN: &[Change] = &[
     |plan, _| plan.tokens[1] += 1,
     |plan, _| plan.page_tables[2] = PageId::new(9),
     |plan, _| plan.after[0].0 += 1,
+    |plan, _| plan.overtakes = true,
     |plan, _| plan.copies[0].id.0 += 1,
     |plan, _| plan.copies[0].from.0 = TierId::Device(ReplicaId(1)),
     |plan, _| plan.copies[0].to.0 = TierId::Storage,

@@ -231,6 +231,7 @@ impl Bench {
             page_tables: Vec::new(),
             copies: Vec::new(),
             after: Vec::new(),
+            overtakes: false,
         };
         for part in parts {
             let tokens = u32::try_from(plan.tokens.len())?;

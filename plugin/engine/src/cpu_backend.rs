@@ -5,7 +5,10 @@
 //! alike: one product over all tokens of the step, K and V stored first and read back by the
 //! attention. Only rows that sample reach the output matrix. The kernels keep one accumulation
 //! order per element, and nothing here depends on which rows share a step, so a text is the same
-//! alone or batched, warm or cold, with one or two steps in flight.
+//! alone or batched, warm or cold, with one or two steps in flight, stopped or not.
+//!
+//! A step can be stopped between two layers: it keeps its activations, and another step runs in
+//! between (`advance`).
 //!
 //! A step that fails leaves no trace but in pages of its own rows, and a row that would continue
 //! from a failed step is left out and answers with no token.
@@ -17,6 +20,7 @@ mod plan_check;
 mod sampling;
 
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use rootstock::memory::{CopyEngine, KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId};
@@ -71,6 +75,16 @@ struct Drawn {
     tokens: Vec<Option<Token>>,
 }
 
+/// A step between two layers.
+#[derive(Debug)]
+struct Paused {
+    plan: StepPlan,
+    /// Layer to go on with.
+    next: usize,
+    /// Its activations.
+    buffers: Buffers,
+}
+
 /// Runs plans on the CPU. One per replica.
 #[derive(Debug)]
 pub struct CpuBackend {
@@ -81,9 +95,13 @@ pub struct CpuBackend {
     caps: Caps,
     pages: u32,
     queue: VecDeque<StepPlan>,
-    /// The last `max_in_flight` finished steps.
+    /// The step that was stopped between two layers.
+    paused: Option<Box<Paused>>,
+    /// The last `max_in_flight` finished steps, and one that is under way.
     drawn: VecDeque<Drawn>,
     buffers: Buffers,
+    /// Those of a step that runs while another is paused.
+    spare: Buffers,
     /// What grammars allow, once there is somebody to ask.
     masks: Option<Arc<dyn Masks>>,
 }
@@ -138,8 +156,10 @@ impl CpuBackend {
             caps,
             pages: config.pages,
             queue: VecDeque::new(),
+            paused: None,
             drawn: VecDeque::new(),
             buffers: Buffers::default(),
+            spare: Buffers::default(),
             masks: None,
             model,
         })
@@ -162,7 +182,8 @@ impl CpuBackend {
         b.positions.clear();
         b.positions
             .extend(row.first_pos..row.first_pos.saturating_add(row.len));
-        self.layers(&[row])?;
+        self.embed()?;
+        self.layers(&[row], 0, &AtomicBool::new(false))?;
         self.all_logits(out)
     }
 
@@ -174,8 +195,9 @@ impl CpuBackend {
         }
     }
 
-    fn remember(&mut self, step: StepId, output: Option<&StepOutput>) {
-        let keep = usize::from(self.caps.max_in_flight);
+    /// Makes a place for what a step draws: without tokens at first.
+    fn remember(&mut self, step: StepId) {
+        let keep = usize::from(self.caps.max_in_flight) + 1;
         let mut slot = if self.drawn.len() >= keep {
             self.drawn.pop_front()
         } else {
@@ -187,11 +209,32 @@ impl CpuBackend {
         });
         slot.step = step;
         slot.tokens.clear();
-        if let Some(output) = output {
+        self.drawn.push_back(slot);
+    }
+
+    /// Goes on with a step from layer `next` on, until its end or a pause.
+    fn run(
+        &mut self,
+        plan: StepPlan,
+        next: usize,
+        pause: &AtomicBool,
+    ) -> Result<Option<StepOutput>, StepError> {
+        let next = self.run_layers(&plan, next, pause)?;
+        if next < self.model.layers.len() {
+            let buffers = std::mem::replace(&mut self.buffers, std::mem::take(&mut self.spare));
+            self.paused = Some(Box::new(Paused {
+                plan,
+                next,
+                buffers,
+            }));
+            return Ok(None);
+        }
+        let output = self.sample_rows(&plan)?;
+        if let Some(slot) = self.drawn.iter_mut().find(|drawn| drawn.step == plan.id) {
             slot.tokens
                 .extend(output.rows.iter().map(|row| row.accepted.last().copied()));
         }
-        self.drawn.push_back(slot);
+        Ok(Some(output))
     }
 }
 
@@ -216,22 +259,38 @@ impl Backend for CpuBackend {
     }
 
     fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError> {
+        let never = AtomicBool::new(false);
+        let done = self.advance(step, &never)?;
+        done.ok_or(StepError::NotInFlight { step })
+    }
+
+    fn can_pause(&self) -> bool {
+        true
+    }
+
+    fn advance(
+        &mut self,
+        step: StepId,
+        pause: &AtomicBool,
+    ) -> Result<Option<StepOutput>, StepError> {
+        if let Some(paused) = self.paused.take_if(|paused| paused.plan.id == step) {
+            let Paused {
+                plan,
+                next,
+                buffers,
+            } = *paused;
+            self.spare = std::mem::replace(&mut self.buffers, buffers);
+            return self.run(plan, next, pause);
+        }
         if self.queue.front().is_none_or(|plan| plan.id != step) {
             return Err(StepError::NotInFlight { step });
         }
         let Some(plan) = self.queue.pop_front() else {
             return Err(StepError::NotInFlight { step });
         };
-        // Remembered as without tokens first: a panic below must not leave an older step's tokens
-        // where this step's are looked for.
-        self.remember(step, None);
-        self.run_layers(&plan)?;
-        let output = self.sample_rows(&plan)?;
-        if let Some(slot) = self.drawn.back_mut() {
-            slot.tokens
-                .extend(output.rows.iter().map(|row| row.accepted.last().copied()));
-        }
-        Ok(output)
+        self.remember(step);
+        self.start(&plan)?;
+        self.run(plan, 0, pause)
     }
 
     fn copies(&mut self) -> &mut dyn CopyEngine {

@@ -10,6 +10,7 @@
 mod tiny;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rootstock::Backend;
 use rootstock::memory::{KvDtype, PageId, StepId};
@@ -199,6 +200,30 @@ fn a_row_continues_from_a_step_that_is_still_in_flight() {
             .copied(),
     );
     assert_eq!(got, want);
+}
+
+#[test]
+fn a_step_stopped_between_its_layers_says_the_same_whatever_ran_in_between() {
+    let all = tokens();
+    for family in ["llama", "qwen3"] {
+        let mut backend = backend(family, Isa::detect(), KvDtype::F16, 1);
+        let want = [&all[..17], &all[3..12]].map(|prompt| texts(&mut backend, &[prompt], 1));
+        let first = Part::new(&all[..17], 0, &[50, 51]).greedy(0);
+        let other = Part::new(&all[3..12], 0, &[52]).greedy(0);
+        let (set, never) = (AtomicBool::new(true), AtomicBool::new(false));
+        backend.launch(plan(201, &[first])).unwrap();
+        assert!(backend.advance(StepId(201), &set).unwrap().is_none());
+        // Twice, so that a step is stopped again where it went on.
+        for id in [202, 203] {
+            let mut between = plan(id, std::slice::from_ref(&other));
+            between.overtakes = true;
+            backend.launch(between).unwrap();
+            let output = backend.wait(StepId(id)).unwrap();
+            assert_eq!(output.rows[0].accepted.as_slice(), want[1][0], "{family}");
+        }
+        let output = backend.advance(StepId(201), &never).unwrap().unwrap();
+        assert_eq!(output.rows[0].accepted.as_slice(), want[0][0], "{family}");
+    }
 }
 
 #[test]

@@ -445,3 +445,40 @@ fn the_journal_of_a_run_replays_with_equal_plans() {
     assert!(report.plans > 50, "{report:?}");
     assert!(JournalReader::open(&bytes[..]).is_ok());
 }
+
+/// Requests that hurry come while long prompts are computed; each text is what it is alone.
+#[test]
+fn who_hurries_overtakes_long_prompts_and_no_text_changes() {
+    let service = start(ServiceConfig {
+        target_step_ms: 60_000,
+        step_tokens: 256,
+        ..config(400, 1)
+    });
+    let hurried = |seed: u32| {
+        let mut submission = Submission::new(prompt(seed, 20), 4);
+        submission.hints.jump_s = 10.0;
+        submission
+    };
+    let long = |seed: u32| Submission::new(prompt(seed, 200), 3);
+    let alone: Vec<_> = (0..40)
+        .map(|n| ask(&service, hurried(n)).tokens)
+        .chain((100..108).map(|n| ask(&service, long(n)).tokens))
+        .collect();
+    let mut steps = 0;
+    // Whether a step is under way just then is a matter of luck, so more than once.
+    for _ in 0..50 {
+        service.flush().unwrap();
+        let longs: Vec<_> = (100..108)
+            .map(|n| service.submit(long(n)).unwrap())
+            .collect();
+        let texts: Vec<_> = (0..40).map(|n| ask(&service, hurried(n)).tokens).collect();
+        let longs = longs.iter().map(|ticket| read(ticket).tokens);
+        assert_eq!(texts.into_iter().chain(longs).collect::<Vec<_>>(), alone);
+        steps = service.stats().core.unwrap().schedulers[0].overtaking_steps;
+        if steps > 0 {
+            break;
+        }
+    }
+    assert!(steps > 0, "nobody overtook anybody");
+    assert_eq!(service.drain(Duration::from_secs(60)), Drained::Finished);
+}

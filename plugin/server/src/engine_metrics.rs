@@ -63,6 +63,13 @@ pub(crate) fn encode(
     counter(to, "preemptions", help, sum(|stats| stats.preemptions))?;
     let help = "Steps kept short for requests with a latency_sensitivity";
     counter(to, "steps_hurried", help, sum(|stats| stats.hurried_steps))?;
+    let help = "Of those, run in the middle of another step";
+    counter(
+        to,
+        "steps_overtaking",
+        help,
+        sum(|stats| stats.overtaking_steps),
+    )?;
     let help = "Tokens taken over from requests that computed them meanwhile";
     counter(to, "shared_tokens", help, sum(|stats| stats.shared_tokens))?;
     let help = "Requests waiting for a seat";

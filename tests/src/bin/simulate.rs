@@ -5,7 +5,7 @@
 //! the seed at the first thing found wrong.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
-use rootstock_tests::double::Planted;
+use rootstock_tests::planted::Planted;
 use rootstock_tests::report::Report;
 use rootstock_tests::sim::run;
 use rootstock_tests::swarm::Swarm;

@@ -143,6 +143,7 @@ impl PlanHasher {
             page_tables,
             copies,
             after,
+            overtakes,
         } = plan;
         self.u64(id.0);
         self.u32(u32::from(replica.0));
@@ -154,6 +155,7 @@ impl PlanHasher {
         self.pages(page_tables);
         self.value(copies);
         self.value(after);
+        self.u32(u32::from(*overtakes));
     }
 
     fn row(&mut self, row: &Row) {

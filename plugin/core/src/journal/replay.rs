@@ -202,6 +202,10 @@ struct StepClock {
 
 impl StepClock {
     fn launched(&mut self, replica: ReplicaId, plan: &StepPlan, now: Nanos) {
+        if plan.overtakes {
+            // The time of the one it interrupts says nothing.
+            self.flying.retain(|(of, _), _| *of != replica);
+        }
         if !plan.rows.is_empty() {
             let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
             self.flying.insert((replica, plan.id), (load, now));

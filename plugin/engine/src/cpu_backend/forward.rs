@@ -3,7 +3,8 @@
 //! Shapes: `n` tokens of the step, row after row. The arena is locked only while K and V are
 //! stored and read, so copies get their turn between layers.
 
-use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use rootstock::StepError;
 use rootstock::scheduler::{RowInput, StepPlan};
@@ -21,21 +22,42 @@ use crate::model::{Layer, Linear};
 const LOGIT_ROWS: usize = 32;
 
 impl CpuBackend {
-    /// Computes the hidden states of all rows into `buffers.x`, and their K and V into the arena.
-    pub(super) fn run_layers(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+    /// Lists and embeds the tokens of a step.
+    pub(super) fn start(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.gather(plan);
+        self.embed().map_err(failed(plan.id))
+    }
+
+    /// Computes the hidden states of all rows into `buffers.x`, and their K and V into the arena,
+    /// from layer `next` on. The layer to go on with: all are done, or `pause` was set.
+    pub(super) fn run_layers(
+        &mut self,
+        plan: &StepPlan,
+        next: usize,
+        pause: &AtomicBool,
+    ) -> Result<usize, StepError> {
         let mut rows: Vec<KvRow<'_>> = self.buffers.take_rows();
-        self.gather(plan, &mut rows);
+        let starts = self.buffers.starts.iter().zip(&plan.rows);
+        rows.extend(
+            starts
+                .filter(|(start, _)| start.is_some())
+                .map(|(_, row)| KvRow {
+                    first_pos: row.first_pos,
+                    len: row.len,
+                    pages: plan.row_pages(row),
+                }),
+        );
         let result = if rows.is_empty() {
-            Ok(())
+            Ok(self.model.layers.len())
         } else {
-            self.layers(&rows)
+            self.layers(&rows, next, pause)
         };
         self.buffers.put_rows(rows);
         result.map_err(failed(plan.id))
     }
 
-    /// Lists tokens, positions and rows; leaves out rows whose first token never came.
-    fn gather<'p>(&mut self, plan: &'p StepPlan, rows: &mut Vec<KvRow<'p>>) {
+    /// Lists tokens and positions; leaves out rows whose first token never came.
+    fn gather(&mut self, plan: &StepPlan) {
         let b = &mut self.buffers;
         b.tokens.clear();
         b.positions.clear();
@@ -60,36 +82,43 @@ impl CpuBackend {
                 *slot = token;
             }
             b.positions.extend(row.first_pos..row.first_pos + row.len);
-            let pages = plan.row_pages(row);
-            rows.push(KvRow {
-                first_pos: row.first_pos,
-                len: row.len,
-                pages,
-            });
         }
     }
 
-    /// Embeds the tokens of the step and takes them through all layers.
-    pub(super) fn layers(&mut self, rows: &[KvRow<'_>]) -> Result<(), KernelError> {
-        let config = self.model.config();
-        let dim = config.dim as usize;
-        let n = self.buffers.tokens.len();
+    /// Embeds the tokens of the step.
+    pub(super) fn embed(&mut self) -> Result<(), KernelError> {
+        let dim = self.model.config().dim as usize;
         let b = &mut self.buffers;
         b.angles.set(
             &self.model.rope.freqs,
             &b.positions,
             self.model.rope.magnitude,
         );
-        let x = sized(&mut b.x, n * dim);
+        let x = sized(&mut b.x, b.tokens.len() * dim);
         for (token, row) in b.tokens.iter().zip(x.chunks_exact_mut(dim)) {
             self.model.embedding.embed_row(*token as usize, row)?;
         }
-        let model = std::sync::Arc::clone(&self.model);
-        for (index, layer) in (0_u32..).zip(&model.layers) {
+        Ok(())
+    }
+
+    /// Takes the embedded tokens through the layers from `next` on; the layer to go on with.
+    pub(super) fn layers(
+        &mut self,
+        rows: &[KvRow<'_>],
+        next: usize,
+        pause: &AtomicBool,
+    ) -> Result<usize, KernelError> {
+        let n = self.buffers.tokens.len();
+        let model = Arc::clone(&self.model);
+        for (index, layer) in (0_u32..).zip(&model.layers).skip(next) {
+            // A layer at least, so that a step always gets on.
+            if index as usize > next && pause.load(Ordering::Acquire) {
+                return Ok(index as usize);
+            }
             self.attend(index, layer, rows, n)?;
             self.feed_forward(layer, n)?;
         }
-        Ok(())
+        Ok(model.layers.len())
     }
 
     /// The attention half of a layer.

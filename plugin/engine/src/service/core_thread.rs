@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub(super) enum Message {
 pub(super) struct Port {
     pub(super) replica: ReplicaId,
     pub(super) plans: flume::Sender<StepPlan>,
+    /// Set when a plan that overtakes has been sent.
+    pub(super) pause: Arc<AtomicBool>,
     pub(super) flying: VecDeque<StepId>,
 }
 
@@ -365,12 +367,15 @@ impl CoreThread {
         let mut gone = None;
         for port in &mut self.ports {
             while let Some(plan) = self.core.schedule(port.replica, now) {
-                let step = plan.id;
-                port.flying.push_back(step);
+                let overtakes = plan.overtakes;
+                port.flying.push_back(plan.id);
                 // The channel holds as many plans as may be in flight: only a dead thread fails.
                 if port.plans.try_send(plan).is_err() {
                     gone = Some(port.replica);
                     break;
+                }
+                if overtakes {
+                    port.pause.store(true, Ordering::Release);
                 }
             }
         }

@@ -1,12 +1,16 @@
 //! The engine thread: takes plans, runs them on the backend in order, sends back the outcome.
 //!
 //! It keeps up to `max_in_flight` steps launched and waits for the oldest. A panic of the backend
-//! is caught at the call and becomes the outcome of that step. Outcomes go back in launch order.
-//! When the thread ends, for whatever reason, its last word says so.
+//! is caught at the call and becomes the outcome of that step. Outcomes go back in launch order,
+//! but for a plan that overtakes: when the core thread has sent one, the step under way pauses
+//! where the backend can, the other runs, and its outcome goes first. When the thread ends, for
+//! whatever reason, its last word says so.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rootstock::memory::{CopyDone, CopyId, CopyPlan, Nanos, ReplicaId, StepId};
@@ -36,6 +40,8 @@ pub(super) struct EngineThread {
     pub(super) backend: Box<dyn Backend>,
     pub(super) replica: ReplicaId,
     pub(super) plans: flume::Receiver<StepPlan>,
+    /// Set by the core thread when it has sent a plan that overtakes.
+    pub(super) pause: Arc<AtomicBool>,
     pub(super) inbox: flume::Sender<Message>,
     pub(super) clock: Clock,
 }
@@ -81,7 +87,7 @@ impl EngineThread {
                 }
             }
             if let Some(oldest) = flying.pop_front()
-                && !self.land(oldest)
+                && !self.land(oldest, &mut copying)
             {
                 return;
             }
@@ -128,22 +134,59 @@ impl EngineThread {
     }
 
     /// Waits for a step and reports it; false: the thread has to end.
-    fn land(&mut self, flight: Flying) -> bool {
+    fn land(&mut self, flight: Flying, copying: &mut Copying) -> bool {
         let step = flight.step;
-        let start = self.clock.now();
-        let result = match flight.launched {
-            Ok(()) => guard(step, || self.backend.wait(step)),
-            Err(error) => Err(error),
+        let mut took = 0;
+        let result = loop {
+            let start = self.clock.now();
+            let paused = match &flight.launched {
+                Ok(()) => guard(step, || self.backend.advance(step, &self.pause)),
+                Err(error) => Err(error.clone()),
+            };
+            took += self.clock.now() - start;
+            match paused {
+                Ok(Some(output)) => break Ok(output),
+                Err(error) => break Err(error),
+                // The flag goes down first: a plan that comes now sets it again.
+                Ok(None) => self.pause.store(false, Ordering::Release),
+            }
+            if let Ok(plan) = self.plans.try_recv()
+                && !self.interpose(plan, copying)
+            {
+                return false;
+            }
         };
+        self.report(step, result, took, flight.tokens)
+    }
+
+    /// Runs a step in the middle of another; false: the thread has to end.
+    fn interpose(&mut self, plan: StepPlan, copying: &mut Copying) -> bool {
+        let Flying {
+            step,
+            tokens,
+            launched,
+        } = self.launch(plan, copying);
+        let start = self.clock.now();
+        let result = launched.and_then(|()| guard(step, || self.backend.wait(step)));
         let took = self.clock.now() - start;
+        self.report(step, result, took, tokens)
+    }
+
+    /// Sends the outcome of a step; false: the thread has to end.
+    fn report(
+        &mut self,
+        step: StepId,
+        result: Result<StepOutput, StepError>,
+        took: Nanos,
+        tokens: u64,
+    ) -> bool {
         let fatal = result.as_ref().is_err_and(StepError::is_fatal);
-        let replica = self.replica;
         let outcome = Outcome {
-            replica,
+            replica: self.replica,
             step,
             result,
             took,
-            tokens: flight.tokens,
+            tokens,
         };
         self.inbox.send(Message::Step(Box::new(outcome))).is_ok() && !fatal
     }

@@ -1,6 +1,7 @@
 //! Starting a service: from a model file, or over any backend.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -128,7 +129,9 @@ impl Service {
         let tiers = config.pages(page_bytes, identity.weight_bytes)?;
         let page = PageCost::of(&caps.layout);
         let max_model_len = config.model_len(identity.context)?;
-        let mut core = ServingCore::new(config.core(tiers, page, max_model_len))?;
+        let mut core_config = config.core(tiers, page, max_model_len);
+        core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
+        let mut core = ServingCore::new(core_config)?;
         if let Some(sink) = config.journal.take() {
             let journal = Journal::new(sink.writer, core.config(), sink.limits)?;
             core.set_journal(Some(journal));
@@ -210,12 +213,15 @@ fn spawn(
     }
     for (index, backend) in (0_u16..).zip(backends) {
         let replica = ReplicaId(index);
-        let (plans, work) = flume::bounded(usize::from(max_in_flight));
+        // One more for a step that overtakes.
+        let (plans, work) = flume::bounded(usize::from(max_in_flight) + 1);
         let inbox = inbox.clone();
+        let pause = Arc::new(AtomicBool::new(false));
         let engine = EngineThread {
             backend,
             replica,
             plans: work,
+            pause: Arc::clone(&pause),
             inbox,
             clock,
         };
@@ -223,6 +229,7 @@ fn spawn(
         ports.push(Port {
             replica,
             plans,
+            pause,
             flying: VecDeque::new(),
         });
     }

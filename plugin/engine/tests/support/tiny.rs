@@ -204,6 +204,7 @@ pub fn plan(id: u64, parts: &[Part<'_>]) -> StepPlan {
         page_tables: Vec::new(),
         copies: Vec::new(),
         after: Vec::new(),
+        overtakes: false,
     };
     let ns = namespace();
     for (index, part) in parts.iter().enumerate() {
