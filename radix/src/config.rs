@@ -9,7 +9,6 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum PolicyKind {
     /// Least recently used first.
-    #[default]
     Lru,
     /// Lowest priority first, then least recently used.
     Priority,
@@ -25,6 +24,7 @@ pub enum PolicyKind {
     Slru,
     /// What brings the fewest uses per second of memory first, learned from the load and from
     /// what requests say; never for long worse than `Lru`.
+    #[default]
     Agent,
 }
 
@@ -86,7 +86,7 @@ impl Default for CacheConfig {
             host_pages: 0,
             storage_pages: 0,
             storage_probes: 0,
-            policy: PolicyKind::Lru,
+            policy: PolicyKind::Agent,
             write_policy: WritePolicy::Selective,
             pin_budget: 0.5,
             hash_seed: 0x5eed,

@@ -10,7 +10,7 @@ mod host;
 
 use host::{Host, R0};
 use rootstock_memory::CopyDone;
-use rootstock_radix::{CacheConfig, EventTier, KvEvent, NamespaceKey, WritePolicy};
+use rootstock_radix::{CacheConfig, EventTier, KvEvent, NamespaceKey, PolicyKind, WritePolicy};
 use std::collections::BTreeSet;
 
 const DEVICE: EventTier = EventTier::Device(R0);
@@ -24,6 +24,7 @@ fn telling(max_events: u32, host_pages: u32) -> Host {
         host_pages,
         write_policy,
         max_events,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     })
 }

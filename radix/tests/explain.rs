@@ -5,7 +5,7 @@
 use rootstock_memory::{ReplicaId, TierId};
 use rootstock_radix::{
     CacheConfig, ContextKind, EventTier, Fate, Ghosts, Key, KvEvent, NamespaceId, NamespaceKey,
-    Nearest, PrefixCache, SpanMeta, Token,
+    Nearest, PolicyKind, PrefixCache, SpanMeta, Token,
 };
 
 const P: u32 = 4;
@@ -24,6 +24,7 @@ impl Cache {
             page_tokens: P,
             device_pages: vec![pages],
             max_events: 1024,
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         };
         let mut cache = PrefixCache::new(&config).unwrap();

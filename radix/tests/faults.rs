@@ -338,6 +338,7 @@ fn namespaces_are_bounded_and_the_id_of_a_dropped_one_never_meets_foreign_pages(
     let config = CacheConfig {
         page_tokens: 1,
         max_namespaces: 2,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     };
     let mut host = Host::new(&config);
@@ -387,6 +388,7 @@ fn with_all_nodes_in_use_requests_run_on_and_nothing_is_lost() {
     let config = CacheConfig {
         page_tokens: 1,
         max_nodes: 1,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     };
     let mut host = Host::new(&config);

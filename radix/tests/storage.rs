@@ -7,8 +7,8 @@ mod host;
 use host::{DEVICE, Host, R0};
 use rootstock_memory::{CopyDone, PageAddress, StoreEvent, StoreOp, StorePlan};
 use rootstock_radix::{
-    Action, CacheConfig, CacheError, Key, NamespaceKey, Outcome, PrefixCache, Target, TenantId,
-    Token, WritePolicy,
+    Action, CacheConfig, CacheError, Key, NamespaceKey, Outcome, PolicyKind, PrefixCache, Target,
+    TenantId, Token, WritePolicy,
 };
 
 fn config(host_pages: u32) -> CacheConfig {
@@ -18,6 +18,7 @@ fn config(host_pages: u32) -> CacheConfig {
         host_pages,
         storage_pages: 100,
         write_policy: WritePolicy::Through,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     }
 }

@@ -7,8 +7,8 @@ mod host;
 use host::{DEVICE, Host, R0};
 use rootstock_memory::{CopyClass, CopyDone, CopyPlan, PageId, TierId};
 use rootstock_radix::{
-    ActReason, Action, CacheConfig, Fate, Key, NamespaceId, Outcome, Target, TenantId, Token, Ttl,
-    WritePolicy,
+    ActReason, Action, CacheConfig, Fate, Key, NamespaceId, Outcome, PolicyKind, Target, TenantId,
+    Token, Ttl, WritePolicy,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -21,6 +21,7 @@ fn tiered(device: u32, host_pages: u32, write_policy: WritePolicy) -> Host {
         device_pages,
         host_pages,
         write_policy,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     })
 }
@@ -232,6 +233,7 @@ fn a_host_write_that_did_not_happen_is_not_believed() {
         host_pages: 2,
         write_policy: WritePolicy::Back,
         pin_budget: 1.0,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     };
     let mut host = Host::new(&config);
@@ -374,6 +376,7 @@ fn without_budget_a_pin_is_refused_and_the_request_runs() {
         page_tokens: 1,
         host_pages: 10,
         pin_budget: 0.0,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     };
     let mut host = Host::new(&config);

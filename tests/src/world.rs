@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use rootstock_memory::{CopyEngine, Nanos, StepId, TierId};
-use rootstock_radix::{CacheConfig, Hints, NamespaceId, PrefixCache, TenantId, Token};
+use rootstock_radix::{CacheConfig, Hints, NamespaceId, PolicyKind, PrefixCache, TenantId, Token};
 use rootstock_scheduler::{
     Admission, CachedTokens, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams,
     Scheduler, SchedulerConfig, Usage,
@@ -85,6 +85,7 @@ impl World {
         let cache_config = CacheConfig {
             page_tokens: config.page_tokens,
             device_pages: vec![pages],
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         };
         Self::of(&cache_config, config)

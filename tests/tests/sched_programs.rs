@@ -3,7 +3,7 @@
 
 use rootstock::{CoreConfig, Limits, RouterConfig};
 use rootstock_memory::Nanos;
-use rootstock_radix::{CacheConfig, Hints, TenantId, Token};
+use rootstock_radix::{CacheConfig, Hints, PolicyKind, TenantId, Token};
 use rootstock_scheduler::{Class, FinishReason, NewRequest, RequestId};
 use rootstock_scheduler::{SamplingParams, SchedulerConfig};
 use rootstock_tests::rig::Rig;
@@ -16,6 +16,7 @@ fn rig(program_wait_s: f64) -> Rig {
         cache: CacheConfig {
             page_tokens: 4,
             device_pages: vec![100],
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         },
         scheduler: SchedulerConfig {

@@ -3,7 +3,7 @@
 
 use rootstock::{CoreConfig, Limits, RouterConfig};
 use rootstock_memory::Nanos;
-use rootstock_radix::{CacheConfig, Hints, TenantId, Token};
+use rootstock_radix::{CacheConfig, Hints, PolicyKind, TenantId, Token};
 use rootstock_scheduler::router::{Affinity, Overload};
 use rootstock_scheduler::{
     Admission, Class, FinishReason, NewRequest, SamplingParams, SchedulerConfig,
@@ -17,6 +17,7 @@ fn rig(replicas: usize, router: RouterConfig) -> Rig {
         cache: CacheConfig {
             page_tokens: 4,
             device_pages: vec![100; replicas],
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         },
         scheduler: SchedulerConfig {

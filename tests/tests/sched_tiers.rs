@@ -28,6 +28,7 @@ fn tiers(device: u32, host: u32, write_policy: WritePolicy) -> CacheConfig {
         device_pages: vec![device],
         host_pages: host,
         write_policy,
+        policy: PolicyKind::Lru,
         ..CacheConfig::default()
     }
 }

@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use rootstock::memory::{CopyDone, Nanos, ReplicaId};
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId};
+use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, TenantId};
 use rootstock::scheduler::router::{Affinity, Mode};
 use rootstock::scheduler::{
     Admission, Class, Emit, NewRequest, RequestId, RowOut, SamplingParams, SchedulerConfig,
@@ -220,6 +220,7 @@ fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup, step: [f64; 3]) -> Ou
         cache: CacheConfig {
             page_tokens: PAGE_TOKENS,
             device_pages: vec![setup.device_tokens / PAGE_TOKENS; setup.replicas],
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         },
         scheduler: SchedulerConfig {

@@ -457,7 +457,7 @@ enum RootstockStatus rootstock_core_act(struct RootstockCore *core,
                                         struct RootstockOutcome *outcome);
 
 // A cache of the configuration `config`, JSON with the fields of CacheConfig:
-// {"page_tokens": 16, "device_pages": [1024], "host_pages": 4096, "policy": "lru"}.
+// {"page_tokens": 16, "device_pages": [1024], "host_pages": 4096, "policy": "agent"}.
 // Free it with rootstock_cache_free.
 //
 // # Safety

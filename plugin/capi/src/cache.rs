@@ -94,7 +94,7 @@ pub(crate) fn replica(cache: &PrefixCache, replica: u32) -> Result<ReplicaId, Fa
 }
 
 /// A cache of the configuration `config`, JSON with the fields of CacheConfig:
-/// {"page_tokens": 16, "device_pages": [1024], "host_pages": 4096, "policy": "lru"}.
+/// {"page_tokens": 16, "device_pages": [1024], "host_pages": 4096, "policy": "agent"}.
 /// Free it with rootstock_cache_free.
 ///
 /// # Safety

@@ -11,7 +11,9 @@ use std::error::Error;
 use std::io::Write;
 
 use rootstock::memory::{PageId, ReplicaId};
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
+use rootstock::radix::{
+    CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, TenantId, Token,
+};
 use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
     SchedulerConfig, StepOutput,
@@ -55,6 +57,7 @@ impl Player {
             cache: CacheConfig {
                 page_tokens: PAGE_TOKENS,
                 device_pages: vec![pages],
+                policy: PolicyKind::Lru,
                 ..CacheConfig::default()
             },
             scheduler: SchedulerConfig {

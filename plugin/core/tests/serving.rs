@@ -11,7 +11,7 @@ use rootstock::memory::{
     CopyDone, Nanos, PageAddress, ReplicaId, StepId, StoreEvent, StoreOp, StorePlan, TierId,
 };
 use rootstock::radix::{
-    CacheConfig, Hints, Key, NamespaceId, NamespaceKey, TenantId, Token, WritePolicy,
+    CacheConfig, Hints, Key, NamespaceId, NamespaceKey, PolicyKind, TenantId, Token, WritePolicy,
 };
 use rootstock::scheduler::{
     Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
@@ -161,6 +161,15 @@ fn refused_configurations_say_which_value_and_what_is_possible() {
     assert!(text.contains("jump_s"), "{text}");
     let error = ServingCore::new(config(vec![])).expect_err("refused");
     assert!(matches!(error, ConfigError::Replicas { replicas: 0, .. }));
+}
+
+/// The policy in force is that of the server and of the Python package, unless a host says another.
+#[test]
+fn a_cache_that_nobody_told_otherwise_learns() {
+    assert_eq!(CacheConfig::default().policy, PolicyKind::Agent);
+    let read: CacheConfig = serde_json::from_str(r#"{"page_tokens": 4}"#).expect("a cache");
+    assert_eq!(read.policy, PolicyKind::Agent);
+    assert!(core(vec![8]).stats().cache.duel.is_some(), "it is at work");
 }
 
 #[test]

@@ -5,8 +5,8 @@
 
 use rootstock_memory::{CopyPlan, PageId, ReplicaId, TierId};
 use rootstock_radix::{
-    CacheConfig, ContextKind, Fate, Key, Lease, Match, NamespaceId, NamespaceKey, PrefixCache,
-    SpanMeta, TierStats, Token,
+    CacheConfig, ContextKind, Fate, Key, Lease, Match, NamespaceId, NamespaceKey, PolicyKind,
+    PrefixCache, SpanMeta, TierStats, Token,
 };
 
 pub(crate) const DEVICE: TierId = TierId::Device(ReplicaId(0));
@@ -39,6 +39,7 @@ impl Host {
         Self::new(&CacheConfig {
             page_tokens,
             device_pages,
+            policy: PolicyKind::Lru,
             ..CacheConfig::default()
         })
     }
