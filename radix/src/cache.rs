@@ -347,6 +347,7 @@ impl PrefixCache {
             pin_budget_pages: self.pins.budget,
             retained_nodes: narrow(self.retention.len()),
             programs: narrow(self.programs.len()),
+            returns: self.programs.returns,
             duel: self.agent.as_ref().map(|agent| agent.duel()),
             curve: self.hit_curve(),
             pins_yielded: self.pins_yielded,

@@ -74,6 +74,9 @@ impl PrefixCache {
         if let Some(fault) = self.agent.as_ref().and_then(|agent| agent.fault(pages_of)) {
             return Err(Corruption::new("agent", fault));
         }
+        if let Some(fault) = self.programs.fault() {
+            return Err(Corruption::new("programs", fault));
+        }
         if let Some(fault) = self.retention.fault(priority_of) {
             return Err(Corruption::new("retention", fault));
         }

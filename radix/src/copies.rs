@@ -25,6 +25,15 @@ use std::ops::Range;
 /// The part of a device, one of so many, that may be on its way up without anybody waiting for it.
 const AHEAD: u32 = 4;
 
+/// What may go for pages that are brought up and that nobody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cost {
+    /// What nobody uses: somebody has asked for it.
+    Unused,
+    /// Only what ranks lower.
+    WorthLess,
+}
+
 /// A copy under way, or one that has arrived and waits for its lease.
 #[derive(Debug)]
 pub(crate) struct Flight {
@@ -181,6 +190,7 @@ impl PrefixCache {
         replica: ReplicaId,
         at: u32,
         pages: u32,
+        cost: Cost,
         now: Nanos,
     ) -> u32 {
         let to = usize::from(replica.0);
@@ -205,10 +215,14 @@ impl PrefixCache {
         // Room is not made at the cost of what is brought up, nor of the way there.
         self.keep_nodes(to, &way, true);
         self.keep_nodes(host, &ready, true);
-        let room = self.make_room(TierId::Device(replica), n, now);
-        self.flights
-            .outbox
-            .extend(room.into_iter().flat_map(|room| room.copies));
+        match cost {
+            Cost::Unused => self.make_room_ahead(replica, n, now),
+            Cost::WorthLess => {
+                let node = self.tree.node(last);
+                let rank = self.tiers[host].rank_of(last, node, &self.tiers[host].span(last));
+                self.make_room_below(replica, n, rank, now);
+            }
+        }
         self.keep_nodes(to, &way, false);
         self.keep_nodes(host, &ready, false);
         let n = n.min(self.tiers[to].pool.free());
@@ -223,6 +237,31 @@ impl PrefixCache {
         let plan = self.lift(to, anchor, (last, start, end), dest, false);
         self.flights.outbox.push(plan);
         n
+    }
+
+    fn make_room_ahead(&mut self, replica: ReplicaId, n: u32, now: Nanos) {
+        let room = self.make_room(TierId::Device(replica), n, now);
+        self.flights
+            .outbox
+            .extend(room.into_iter().flat_map(|room| room.copies));
+    }
+
+    /// Makes up to `n` pages of a device free, at the cost only of what ranks lower.
+    fn make_room_below(&mut self, replica: ReplicaId, n: u32, rank: Rank, now: Nanos) {
+        let at = usize::from(replica.0);
+        while let free = self.tiers[at].pool.free()
+            && free < n
+            && let Some(first) = self.tiers[at].first()
+        {
+            let (tier, node) = (&self.tiers[at], self.tree.node(first));
+            if tier.rank_of(first, node, &tier.span(first)) >= rank {
+                break;
+            }
+            self.make_room_ahead(replica, n.min(free + node.pages), now);
+            if self.tiers[at].pool.free() == free {
+                break;
+            }
+        }
     }
 
     /// Pages of the first `pages` of the path of `at` that a device has, from the root on.
@@ -462,7 +501,12 @@ impl PrefixCache {
             self.tiers[to].change(at, node, Place::Tail, |span| span.incoming = false);
             let landed = ok && !self.tiers[to].is_resident(at);
             if landed {
-                let stamp = self.tiers[flight.from].span(at).stamp;
+                let from = &mut self.tiers[flight.from];
+                let stamp = from.span(at).stamp;
+                // What is known of it there holds here too.
+                if let Some(mark) = from.order.shelf().map(|shelf| shelf.mark_of(at)) {
+                    self.tiers[to].remark(at, node, mark);
+                }
                 self.tiers[to].set_resident(at, &self.tree, part, |span| span.stamp = stamp);
                 arrived = true;
             } else {

@@ -54,6 +54,9 @@ impl PrefixCache {
             }
             node = parent;
         }
+        if let Some(program) = lease.said.program {
+            self.programs.went(program);
+        }
         if fate != Fate::Preempted {
             self.conclude(&lease, last, now);
         }

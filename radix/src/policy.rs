@@ -73,13 +73,16 @@ impl PrefixCache {
         let here = node.map(|node| (last, node.generation));
         match lease.said.program {
             Some(program) => {
-                let before = self.programs.ended(program, lease, here);
+                let before = self.programs.ended(program, lease, here, now);
                 let is_left = |&(at, generation): &(u32, _)| self.is_node(at, generation);
                 if let Some((old, _)) = before.filter(is_left).filter(|_| here.is_some()) {
                     self.give_up_branch(old, Some(last), program.0, now);
                 }
                 if here.is_some() {
                     self.note_branch(program, last);
+                }
+                if lease.said.last {
+                    self.closed(program, now);
                 }
             }
             None if here.is_some() => self.give_up_answers(lease, last, now),
@@ -168,6 +171,12 @@ impl PrefixCache {
     }
 
     fn give_up_node(&mut self, at: u32, now: Nanos) {
+        self.regroup(at, Group::Dead, |origin| origin.min(now));
+    }
+
+    /// Moves a node to another group, with the moment from which its time counts made of that
+    /// from which it did.
+    pub(crate) fn regroup(&mut self, at: u32, group: Group, origin: impl Fn(Nanos) -> Nanos) {
         let node = self.tree.node(at);
         for tier in &mut self.tiers {
             let span = tier.span(at);
@@ -175,7 +184,7 @@ impl PrefixCache {
                 continue;
             };
             let mark = shelf.mark_of(at);
-            let mark = mark.moved(Group::Dead, mark.origin.min(now));
+            let mark = mark.moved(group, origin(mark.origin));
             tier.remark(at, node, mark);
             if let Some(agent) = &mut self.agent {
                 agent.marked(at, node, mark);

@@ -1,6 +1,6 @@
 //! Counts that the cache reports. Counters only grow; gauges are the state now.
 
-use crate::{Duel, HitCurve};
+use crate::{Duel, HitCurve, Returns};
 use rootstock_memory::TierId;
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,8 @@ pub struct CacheStats {
     pub uncached_pages: u64,
     /// Programs known.
     pub programs: u32,
+    /// What was brought up for programs that were expected.
+    pub returns: Returns,
     /// The duel of policy `agent` with least recently used; absent with other policies.
     pub duel: Option<Duel>,
     /// Expected hits over capacity with policy `agent`; absent with other policies.

@@ -145,6 +145,15 @@ impl Store {
 }
 
 impl PrefixCache {
+    /// Pages of a node that storage is known to have.
+    pub(crate) fn stored_pages(&self, at: u32) -> u32 {
+        let Some(store) = self.store.as_ref().filter(|store| store.attached) else {
+            return 0;
+        };
+        let addresses = self.addresses_of(at).iter();
+        narrow(addresses.filter(|&one| store.known.contains(one)).count())
+    }
+
     /// Takes a store of at most `limit` pages into use, at any time; `probes` as in
     /// [`crate::CacheConfig::storage_probes`]. False without a host tier, or while plans of an
     /// earlier store are not all acknowledged.

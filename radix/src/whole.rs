@@ -9,7 +9,23 @@
 use crate::cache::PrefixCache;
 use crate::{ActReason, Action, Outcome, ProgramId, Target, TenantId, Token};
 use rootstock_memory::Nanos;
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
+
+/// Where the pages of a program are; those that it shares with others count in full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ProgramPages {
+    /// In the tree, each once.
+    pub distinct: u32,
+    /// On the devices of all replicas.
+    pub device: u32,
+    /// On host.
+    pub host: u32,
+    /// Known to be in storage too.
+    pub storage: u32,
+    /// Pinned.
+    pub pinned: u32,
+}
 
 /// A prefix of a program.
 struct Branch {
@@ -76,6 +92,9 @@ impl PrefixCache {
         if matches!(action, Action::Release { .. }) {
             return self.release_program(tenant, id, now);
         }
+        if matches!(action, Action::Prefetch { .. }) {
+            self.mark_due(id, now);
+        }
         let mut sum = Sum::default();
         for Branch { end, shared, .. } in self.branches(id) {
             if !self.is_node(end.0, end.1) {
@@ -108,6 +127,7 @@ impl PrefixCache {
             given_up += self.give_up_branch(at, beside, id.0, now);
         }
         self.programs.set_done(id);
+        self.closed(id, now);
         match unpinned.max(given_up) {
             0 if asked_pages == 0 => Outcome::Missing,
             pages if pages < asked_pages => Outcome::Clipped { pages, asked_pages },
@@ -136,6 +156,28 @@ impl PrefixCache {
             .iter()
             .map(|branch| self.tree.node(branch.end.0).end() - branch.shared);
         own.sum()
+    }
+
+    /// Where the pages of all prefixes of a program are.
+    pub fn program_holds(&self, id: ProgramId) -> ProgramPages {
+        let mut sum = ProgramPages::default();
+        for Branch { end, shared, .. } in self.branches(id) {
+            let last = self.tree.node(end.0).end();
+            for at in self.nodes_between(end.0, shared, last) {
+                let pages = self.tree.node(at).pages;
+                sum.distinct += pages;
+                sum.pinned += if self.is_pinned(at) { pages } else { 0 };
+                sum.storage += self.stored_pages(at);
+                for (tier, holds) in self.tiers.iter().enumerate() {
+                    match holds.is_resident(at) {
+                        true if Some(tier) == self.host => sum.host += pages,
+                        true => sum.device += pages,
+                        false => {}
+                    }
+                }
+            }
+        }
+        sum
     }
 
     /// The prefixes of a program that are still cached, the newest first.

@@ -11,7 +11,7 @@
 //! A fetch blocks nobody: the step goes on without the request. It holds a seat and its pages. A
 //! request never fetches again after a copy for it has failed, so it cannot fail for ever.
 
-use rootstock_radix::{Fate, Key};
+use rootstock_radix::{Fate, Key, Served};
 use smallvec::SmallVec;
 
 use crate::draft::Draft;
@@ -134,6 +134,15 @@ impl Scheduler {
     ) {
         let live = self.live.get_mut(&id).expect("a seated request is live");
         let computed = hold.leased_tokens();
+        if live.first_admission.is_none() && live.class == Class::Client {
+            let served = Served {
+                prompt_tokens: live.prompt_tokens.into(),
+                device_tokens: cached.device.into(),
+                host_tokens: cached.host.into(),
+                storage_tokens: cached.storage.into(),
+            };
+            cx.cache.served(hold.lease(), served);
+        }
         live.phase = Phase::Running(Running {
             hold,
             computed,

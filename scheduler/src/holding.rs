@@ -51,6 +51,10 @@ impl Holding {
         }
     }
 
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
     pub(crate) fn table(&self) -> &[PageId] {
         &self.table
     }

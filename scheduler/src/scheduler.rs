@@ -219,6 +219,11 @@ impl Scheduler {
         self.live.is_empty()
     }
 
+    /// Whether nobody waits for a place or for memory.
+    pub fn is_at_ease(&self) -> bool {
+        self.waiting() == 0
+    }
+
     /// When time alone changes something: a deadline or a queue timeout passes. None: nothing will.
     pub fn due_at(&self) -> Option<Nanos> {
         let expiry = self.expiry.first().map(|&(at, _)| at);

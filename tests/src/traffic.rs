@@ -28,6 +28,9 @@ impl Sim {
             strict: rng.below(swarm.strict_spread + 1),
             pins: pins_of(rng, &swarm, tokens.len()),
             program: rng.percent(40).then(|| format!("p{}", rng.below(6))),
+            parent: rng.percent(20).then(|| format!("p{}", rng.below(6))),
+            session_final: rng.percent(10),
+            iat_ms: rng.percent(20).then(|| rng.below(20_000)),
             osl: rng.percent(40).then(|| rng.below(80)),
             ..Hints::default()
         };

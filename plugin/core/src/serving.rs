@@ -272,10 +272,16 @@ impl ServingCore {
         self.cache.storage_under_way()
     }
 
-    /// Lets time pass: expiries need no traffic to take effect.
+    /// Lets time pass: expiries need no traffic to take effect, and what programs need that are
+    /// expected soon is brought up to where they ran, unless requests wait there.
     pub fn tick(&mut self, now: Nanos) {
         self.input(now, || Entry::Tick(now));
         self.cache.tick(now);
+        let schedulers = &self.schedulers;
+        self.cache.bring_back(now, |replica| {
+            let scheduler = schedulers.get(replica_index(replica));
+            scheduler.is_some_and(Scheduler::is_at_ease)
+        });
         self.release(now);
     }
 
@@ -405,14 +411,15 @@ impl ServingCore {
         Ok(())
     }
 
-    /// When time alone changes something: a deadline passes, a pin expires. Call
-    /// [`ServingCore::tick`] and schedule then, even without traffic. None: nothing will.
+    /// When time alone changes something: a deadline passes, a pin expires, a program is expected.
+    /// Call [`ServingCore::tick`] and schedule then, even without traffic. None: nothing will.
     pub fn due_at(&self) -> Option<Nanos> {
         let requests = self.schedulers.iter().filter_map(Scheduler::due_at).min();
         let parked = self.replicas.is_due().then_some(self.latest);
         let due = requests
             .into_iter()
             .chain(self.cache.due_at())
+            .chain(self.cache.returns_at())
             .chain(parked);
         due.min()
     }

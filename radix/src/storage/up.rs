@@ -8,6 +8,7 @@
 
 use super::{Errand, Flight};
 use crate::cache::PrefixCache;
+use crate::copies::Cost;
 use crate::tree::narrow;
 use crate::{Key, Lease, NamespaceId, Outcome, SpanMeta, Token};
 use rootstock_memory::{CopyId, Nanos, PageAddress, PageId, Pages, ReplicaId, StoreOp, StorePage};
@@ -96,7 +97,9 @@ impl PrefixCache {
             return Outcome::Missing;
         };
         // What is on host goes up at once, what is in storage follows it.
-        let rising = then.map_or(0, |replica| self.promote_ahead(replica, at, pages, now));
+        let rising = then.map_or(0, |replica| {
+            self.promote_ahead(replica, at, pages, Cost::Unused, now)
+        });
         let begun = self.bring_up(at, || Errand {
             ns,
             tokens: tokens.into(),
@@ -265,7 +268,7 @@ impl PrefixCache {
         };
         let reads = self.read_up(at, &errand).is_some();
         if let Some(replica) = errand.then.filter(|_| !reads) {
-            self.promote_ahead(replica, at, pages, now);
+            self.promote_ahead(replica, at, pages, Cost::Unused, now);
         }
     }
 
@@ -325,7 +328,7 @@ impl PrefixCache {
         if let Some(replica) = errand.then
             && let Some((at, pages)) = self.in_tree(errand.ns, &errand.tokens)
         {
-            self.promote_ahead(replica, at, pages, now);
+            self.promote_ahead(replica, at, pages, Cost::Unused, now);
         }
     }
 
