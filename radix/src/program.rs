@@ -382,6 +382,17 @@ impl PrefixCache {
         known.into_iter().flat_map(|known| &known.children).copied()
     }
 
+    /// All that a program has started, directly or through others, itself left out.
+    pub fn program_descendants(&self, program: ProgramId) -> BTreeSet<ProgramId> {
+        let mut found = BTreeSet::new();
+        let mut left = vec![program];
+        while let Some(id) = left.pop() {
+            let children = self.program_children(id);
+            left.extend(children.filter(|&child| child != program && found.insert(child)));
+        }
+        found
+    }
+
     /// The replica where the last request of a program ran.
     pub fn program_replica(&self, program: ProgramId) -> Option<ReplicaId> {
         Some(self.programs.by_id.get(&program)?.replica)

@@ -93,7 +93,7 @@ impl PrefixCache {
             return self.release_program(tenant, id, now);
         }
         if matches!(action, Action::Prefetch { .. }) {
-            self.mark_due(id, now);
+            self.expect_now(id, now);
         }
         let mut sum = Sum::default();
         for Branch { end, shared, .. } in self.branches(id) {

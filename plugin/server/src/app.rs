@@ -16,7 +16,7 @@ use crate::anthropic::routes as anthropic;
 use crate::chat::derived::Agents;
 use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
-use crate::control::{access, actions, flush, stats, tree, why};
+use crate::control::{access, actions, flush, programs, stats, tree, why};
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -149,6 +149,7 @@ impl App {
         let near = middleware::from_fn_with_state(Arc::clone(self), access::near_or_with_key);
         let own = Router::new()
             .route("/v1/kv/actions", post(actions::route))
+            .route("/v1/kv/programs", get(programs::route))
             .route("/v1/kv/tree", get(tree::route))
             .route("/v1/kv/why/{request}", get(why::route))
             .route_layer(near);

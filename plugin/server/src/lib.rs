@@ -86,6 +86,8 @@ pub mod control {
     pub mod flush;
     pub mod in_request;
     pub mod memory;
+    pub mod programs;
+    pub mod query;
     pub mod sessions;
     pub mod stats;
     pub mod tree;

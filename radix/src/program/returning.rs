@@ -137,13 +137,13 @@ impl PrefixCache {
     /// A program has closed: who started it and waits for it comes back now.
     pub(crate) fn closed(&mut self, id: ProgramId, now: Nanos) {
         if let Some(parent) = self.programs.waiting_parent(id) {
-            self.programs.expect(parent, Some(now), now);
-            self.mark_due(parent, now);
+            self.expect_now(parent, now);
         }
     }
 
-    /// What a program alone uses of its newest prefix is marked as due at `now`.
-    pub(crate) fn mark_due(&mut self, id: ProgramId, now: Nanos) {
+    /// A program comes back at once: what it alone uses of its newest prefix is marked as due.
+    pub(crate) fn expect_now(&mut self, id: ProgramId, now: Nanos) {
+        self.programs.expect(id, Some(now), now);
         let end = self.programs.ends(id).last().copied();
         let Some((mut at, _)) = end.filter(|&(at, generation)| self.is_node(at, generation)) else {
             return;

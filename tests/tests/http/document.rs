@@ -117,3 +117,32 @@ fn every_field_with_a_type_is_read_and_checked_as_the_document_says() {
     }
     assert!(checked > 70, "{checked} fields");
 }
+
+#[test]
+fn every_parameter_with_a_range_is_checked_as_the_document_says() {
+    let server = Server::parrot(ParrotSetup::default());
+    let mut checked = 0;
+    for (path, operations) in paths(&document(&server)) {
+        let parameters = operations["get"]["parameters"].as_array().cloned();
+        for parameter in parameters.unwrap_or_default() {
+            let (name, schema) = (parameter["name"].as_str().unwrap(), &parameter["schema"]);
+            let status = |value: &Value| server.get(&format!("{path}?{name}={value}")).status;
+            let Some(most) = schema["maximum"].as_u64() else {
+                continue;
+            };
+            let least = schema["minimum"].as_u64().unwrap();
+            let right = [json!(most), json!(least), schema["default"].clone()];
+            assert!(
+                right.iter().all(|value| status(value) == 200),
+                "{path} {name}"
+            );
+            let wrong = [json!(most + 1), json!(least - 1), json!("x")];
+            assert!(
+                wrong.iter().all(|value| status(value) == 400),
+                "{path} {name}"
+            );
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 2);
+}

@@ -26,6 +26,7 @@ mod metrics;
 mod model;
 mod openai;
 mod parrot;
+mod programs;
 mod replicas;
 mod responses;
 mod script;

@@ -3,6 +3,7 @@
 //! | what is seen | what follows |
 //! |---|---|
 //! | an answer calls one tool that starts agents twice or more | its first child's head is pinned |
+//! | an answer of a child ends in text | its parent comes back: what it needs is brought up |
 //! | a parent asks again, and a child has ended in text | what that child alone used goes first |
 //! | an answer ends in calls | the session comes back soon: it is retained for a while |
 //! | no tools, and an answer of a schema: a title, a note | a side request: priority -1 |
@@ -18,7 +19,8 @@ use rootstock::hints::ParsedHints;
 use rootstock::radix::{Action, Target, TenantId, Ttl};
 use rootstock_engine::service::Service;
 
-use crate::engine_port::scoped;
+use crate::control::actions;
+use crate::engine_port::{Engine, scoped};
 
 /// Sessions that are known at a time.
 const SESSIONS_MAX: usize = 4096;
@@ -38,6 +40,8 @@ const SMALL: [&str; 6] = ["haiku", "nano", "mini", "small", "lite", "flash"];
 pub enum Kind {
     /// Children will follow with the same head.
     FanOut,
+    /// Who waits for this answer comes back.
+    ParentDue,
     /// A child has ended.
     ChildEnded,
     /// The next request is soon.
@@ -53,6 +57,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::FanOut => "fan_out",
+            Kind::ParentDue => "parent_due",
             Kind::ChildEnded => "child_ended",
             Kind::ToolGap => "tool_gap",
             Kind::SideRequest => "side_request",
@@ -105,7 +110,10 @@ struct Session {
 pub struct AgentTurn {
     agents: Arc<Agents>,
     session: String,
-    service: Service,
+    /// Who started it, by the name that the client gives it.
+    parent: Option<String>,
+    salt: Option<String>,
+    engine: Arc<Engine>,
     calls: Option<Vec<String>>,
 }
 
@@ -116,7 +124,7 @@ impl Agents {
         self: &Arc<Agents>,
         parsed: &mut ParsedHints,
         seen: Seen<'_>,
-        service: &Service,
+        engine: &Arc<Engine>,
     ) -> (Vec<Kind>, Option<AgentTurn>) {
         let mut kinds = lower(parsed, seen);
         let own = |name: &String| scoped(parsed.salt.as_deref(), name);
@@ -139,12 +147,14 @@ impl Agents {
         }
         if !ended.is_empty() {
             kinds.push(Kind::ChildEnded);
-            act(service, ended, |target| Action::Release { target });
+            act(engine.service(), ended, |target| Action::Release { target });
         }
         let turn = AgentTurn {
             agents: Arc::clone(self),
             session,
-            service: service.clone(),
+            parent: parsed.hints.parent.clone(),
+            salt: parsed.salt.clone(),
+            engine: Arc::clone(engine),
             calls: None,
         };
         (kinds, Some(turn))
@@ -164,20 +174,25 @@ impl Agents {
 }
 
 impl AgentTurn {
-    /// Its answer has ended with calls of these tools. True when the session is kept for the next
-    /// request.
-    pub fn end(&mut self, calls: Vec<String>) -> bool {
+    /// Its answer has ended with calls of these tools; tells what follows from that.
+    pub fn end(&mut self, calls: Vec<String>) -> Option<Kind> {
         let waits = !calls.is_empty();
+        self.calls = Some(calls);
         if waits {
             let sessions = vec![self.session.clone()];
-            act(&self.service, sessions, |target| Action::Retain {
+            act(self.engine.service(), sessions, |target| Action::Retain {
                 target,
                 priority: 1,
                 seconds: Some(TOOL_GAP_S),
             });
+            return Some(Kind::ToolGap);
         }
-        self.calls = Some(calls);
-        waits
+        let parent = self.parent.clone()?;
+        let (engine, salt) = (Arc::clone(&self.engine), self.salt.clone());
+        let up = async move { actions::expect_session(&engine, &parent, salt.as_deref()).await };
+        // Without a runtime (tests of this file) there is no engine either.
+        tokio::runtime::Handle::try_current().ok()?.spawn(up);
+        Some(Kind::ParentDue)
     }
 }
 

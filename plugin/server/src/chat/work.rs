@@ -114,7 +114,7 @@ impl Work {
             has_schema: shown.has_schema,
             head_tokens: head.map_or(0, |(tokens, _)| tokens.end),
         };
-        let (kinds, turn) = agents.arrive(&mut self.parsed, seen, app.engine.service());
+        let (kinds, turn) = agents.arrive(&mut self.parsed, seen, &app.engine);
         kinds.iter().for_each(|kind| app.metrics.derived(*kind));
         self.derived = kinds;
         turn

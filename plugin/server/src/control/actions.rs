@@ -8,6 +8,7 @@
 //! A verb reaches what is cached under the caller's own salt, nothing else. It is carried out
 //! between two steps of the engine; the answer comes when that is done.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -23,9 +24,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::control::access::Caller;
-use crate::control::envelope::{self, Envelope, Target, Verb, Wanted};
+use crate::control::envelope::{self, Destination, Envelope, Target, Verb, Wanted};
 use crate::control::in_request;
-use crate::engine_port::engine_dead;
+use crate::engine_port::{Engine, engine_dead, scoped};
 use crate::http::api_error::{ApiError, json_response};
 use crate::http::body;
 use crate::openai::fields::Fields;
@@ -127,6 +128,7 @@ fn rendered(app: &App, fields: &Value, salt: Option<&str>) -> Result<Vec<Token>,
 }
 
 fn act(at: Visit<'_>, verb: Verb, about: About, salt: Option<String>) -> Told {
+    let scope = salt.clone();
     let name = NamespaceKey {
         salt,
         ..at.namespace.clone()
@@ -143,42 +145,101 @@ fn act(at: Visit<'_>, verb: Verb, about: About, salt: Option<String>) -> Told {
             asked_pages = Some(hashes.len() as u64);
             prefix(at.core, ns, cache.tokens_of_hashes(ns, &hashes))
         }
-        About::Session(name, prompt) => match (cache.find_program(TENANT, ns, &name), prompt) {
-            (Some(program), _) if cache.program_pages(program) > 0 => {
-                (Content::Program(program), cache.program_pages(program))
+        About::Session(name, prompt) => {
+            let known = cache.find_program(TENANT, ns, &scoped(scope.as_deref(), &name));
+            match (known, prompt) {
+                (Some(program), _) if cache.program_pages(program) > 0 => {
+                    (Content::Program(program), cache.program_pages(program))
+                }
+                (_, Some(tokens)) => prefix(at.core, ns, tokens.to_vec()),
+                (Some(program), None) if releases_children(verb) => (Content::Program(program), 0),
+                (Some(_), None) => {
+                    let reason = format!("nothing of {name:?} is cached any more");
+                    return ("missing", json!({"pages": 0, "reason": reason}));
+                }
+                (None, None) => {
+                    let reason = format!("no request of {name:?} was seen lately");
+                    return ("missing", json!({"pages": 0, "reason": reason}));
+                }
             }
-            (_, Some(tokens)) => prefix(at.core, ns, tokens.to_vec()),
-            (Some(_), None) => {
-                let reason = format!("nothing of {name:?} is cached any more");
-                return ("missing", json!({"pages": 0, "reason": reason}));
-            }
-            (None, None) => {
-                let reason = format!("no request of {name:?} was seen lately");
-                return ("missing", json!({"pages": 0, "reason": reason}));
-            }
-        },
+        }
     };
-    let replicas = at.core.config().replicas();
-    let action = match verb {
+    let children = match target {
+        Content::Program(program) if releases_children(verb) => cache.program_descendants(program),
+        Content::Program(_) | Content::Prefix { .. } => BTreeSet::new(),
+    };
+    let action = match action(at.core, verb, target) {
+        Ok(action) => action,
+        Err(reason) => return ("rejected", json!({"reason": reason})),
+    };
+    let outcome = at.core.act(TENANT, &action, at.now);
+    let mut told = told(outcome, cached_pages, asked_pages);
+    if releases_children(verb) {
+        let below = children.into_iter().map(|child| {
+            let action = action.on(Content::Program(child));
+            match at.core.act(TENANT, &action, at.now) {
+                Outcome::Accepted { pages } | Outcome::Clipped { pages, .. } => pages,
+                Outcome::Deferred { .. } | Outcome::Rejected(_) | Outcome::Missing => 0,
+            }
+        });
+        let below: Vec<u32> = below.collect();
+        told.1["children"] = json!({"programs": below.len(), "pages": below.iter().sum::<u32>()});
+    }
+    told
+}
+
+const fn releases_children(verb: Verb) -> bool {
+    matches!(verb, Verb::Release { children: true })
+}
+
+/// A verb as the core knows it.
+fn action(core: &ServingCore, verb: Verb, target: Content) -> Result<Action, String> {
+    let to_replica = |to: Destination| match (to, &target) {
+        (Destination::Host, _) => None,
+        (Destination::DeviceOf(rank), _) => Some(ReplicaId(rank)),
+        (Destination::Device, Content::Program(id)) => core.cache().program_replica(*id),
+        (Destination::Device, Content::Prefix { .. }) => Some(ReplicaId(0)),
+    };
+    Ok(match verb {
         Verb::Pin(ttl) => Action::Pin { target, ttl },
         Verb::Retain { priority, seconds } => Action::Retain {
             target,
             priority,
             seconds,
         },
-        Verb::Prefetch { rank: Some(rank) } if usize::from(rank) >= replicas => {
-            let reason = format!("dp_rank is {rank}; there are {replicas} replicas");
-            return ("rejected", json!({"reason": reason}));
+        Verb::Prefetch { to } => {
+            let replica = to_replica(to);
+            let replicas = core.config().replicas();
+            if let Some(ReplicaId(rank)) = replica.filter(|to| usize::from(to.0) >= replicas) {
+                return Err(format!("dp_rank is {rank}; there are {replicas} replicas"));
+            }
+            Action::Prefetch { target, replica }
         }
-        Verb::Prefetch { rank } => Action::Prefetch {
-            target,
-            replica: rank.map(ReplicaId),
-        },
         Verb::Demote => Action::Demote { target },
-        Verb::Release => Action::Release { target },
+        Verb::Release { .. } => Action::Release { target },
+    })
+}
+
+/// A session waits for one that has just ended: what it needs is brought up, unless it runs.
+pub async fn expect_session(engine: &Engine, name: &str, salt: Option<&str>) {
+    let prompt = engine.sessions().prompt(salt, name);
+    let (name, salt) = (name.to_owned(), salt.map(str::to_owned));
+    let visit = move |at: Visit<'_>| {
+        let own_name = scoped(salt.as_deref(), &name);
+        let cache = at.core.cache();
+        let waits = cache.programs_named(TENANT, &own_name).any(|id| {
+            let known = cache.program_stats(id);
+            known.is_some_and(|known| known.running == 0 && !known.done)
+        });
+        let verb = Verb::Prefetch {
+            to: Destination::Device,
+        };
+        if waits {
+            let _what_is_gone_needs_nothing = act(at, verb, About::Session(name, prompt), salt);
+        }
     };
-    let outcome = at.core.act(TENANT, &action, at.now);
-    told(outcome, cached_pages, asked_pages)
+    // A lost engine is told by requests.
+    let _lost = engine.service().visit(visit).await;
 }
 
 /// A prefix, and how many pages of it some tier has.

@@ -9,7 +9,8 @@
 //!                        | session "id" | program "id" | block_hashes [hash, ..] from the root on
 //!                        | none, inside a request: its own prompt
 //! kv.pin       ttl "5m" or seconds              kv.retain   priority, retention_seconds
-//! kv.prefetch  destination, dp_rank             kv.demote   kv.release
+//! kv.prefetch  destination, dp_rank             kv.release  children
+//! kv.demote
 //! ```
 
 use rootstock::hints::{TTL_DEFAULT_S, parse_ttl, ttl_of_seconds};
@@ -64,13 +65,27 @@ pub enum Verb {
     },
     /// Bring up what lies on a lower tier.
     Prefetch {
-        /// To the device of this replica; `None` is to host.
-        rank: Option<u16>,
+        /// Where to.
+        to: Destination,
     },
     /// Bring down what lies on the device.
     Demote,
     /// Give up pins.
-    Release,
+    Release {
+        /// Also those of all programs that a session has started, and that these have.
+        children: bool,
+    },
+}
+
+/// Where something is brought up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// The host tier.
+    Host,
+    /// A device: where the session ran last, else the first.
+    Device,
+    /// The device of this replica.
+    DeviceOf(u16),
 }
 
 /// What a verb is about.
@@ -158,7 +173,7 @@ fn wanted(action: &Map<String, Value>, inside: bool) -> Result<Wanted, String> {
         "retain" => retain(payload)?,
         "prefetch" => prefetch(payload)?,
         "demote" => Verb::Demote,
-        "release" | "unpin" => Verb::Release,
+        "release" | "unpin" => release(payload)?,
         _ => {
             return Err(format!(
                 "unknown action_type {kind:?}; known are kv.pin, kv.retain, kv.prefetch, \
@@ -176,12 +191,13 @@ fn wanted(action: &Map<String, Value>, inside: bool) -> Result<Wanted, String> {
 }
 
 fn prefetch(payload: &Map<String, Value>) -> Result<Verb, String> {
-    let rank = number(payload, "dp_rank")?.unwrap_or(0);
-    let rank = match payload.get("destination") {
-        None | Some(Value::Null) => Some(rank),
+    let rank = number(payload, "dp_rank")?;
+    let device = rank.map_or(Destination::Device, Destination::DeviceOf);
+    let to = match payload.get("destination") {
+        None | Some(Value::Null) => device,
         Some(place) => match place.as_str().map(str::to_ascii_lowercase).as_deref() {
-            Some("device" | "gpu") => Some(rank),
-            Some("host" | "cpu") => None,
+            Some("device" | "gpu") => device,
+            Some("host" | "cpu") => Destination::Host,
             _ => {
                 return Err(format!(
                     "destination is {place}; device and host are possible"
@@ -189,7 +205,16 @@ fn prefetch(payload: &Map<String, Value>) -> Result<Verb, String> {
             }
         },
     };
-    Ok(Verb::Prefetch { rank })
+    Ok(Verb::Prefetch { to })
+}
+
+fn release(payload: &Map<String, Value>) -> Result<Verb, String> {
+    let children = match payload.get("children") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(children)) => *children,
+        Some(value) => return Err(format!("children is {value}; true or false is wanted")),
+    };
+    Ok(Verb::Release { children })
 }
 
 fn ttl(payload: &Map<String, Value>) -> Result<Ttl, String> {
@@ -311,15 +336,18 @@ mod tests {
         };
         let payload = json!({"priority": -3, "retention_seconds": 60});
         assert_eq!(act("kv.retain", payload), retain);
-        let rank = |rank| Verb::Prefetch { rank };
-        assert_eq!(act("Prefetch", json!({"dp_rank": 2})), rank(Some(2)));
-        assert_eq!(
-            act("Prefetch", json!({"destination": "GPU"})),
-            rank(Some(0))
-        );
-        assert_eq!(act("Prefetch", json!({"destination": "host"})), rank(None));
+        let up = |to| Verb::Prefetch { to };
+        let second = up(Destination::DeviceOf(2));
+        assert_eq!(act("Prefetch", json!({"dp_rank": 2})), second);
+        let device = act("Prefetch", json!({"destination": "GPU"}));
+        assert_eq!(device, up(Destination::Device));
+        let host = act("Prefetch", json!({"destination": "host"}));
+        assert_eq!(host, up(Destination::Host));
         assert_eq!(act("kv.demote", json!({})), Verb::Demote);
-        assert_eq!(act("RELEASE", json!({})), Verb::Release);
+        let release = |children| Verb::Release { children };
+        assert_eq!(act("RELEASE", json!({})), release(false));
+        let all = act("kv.release", json!({"children": true}));
+        assert_eq!(all, release(true));
     }
 
     #[test]
@@ -374,6 +402,10 @@ mod tests {
             (
                 json!({"action_type": "prefetch", "payload": {"destination": "moon"}}),
                 "device and host",
+            ),
+            (
+                json!({"action_type": "release", "payload": {"session": "s", "children": 1}}),
+                "children is 1",
             ),
         ];
         for (action, wanted) in cases {

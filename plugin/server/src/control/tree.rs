@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::control::access::Caller;
+use crate::control::query::{limit, parameter};
 use crate::engine_port::engine_dead;
-use crate::http::api_error::{ApiError, json_response};
+use crate::http::api_error::json_response;
 
 const NODES: usize = 100;
 const NODES_MAX: usize = 1000;
@@ -27,19 +28,15 @@ pub async fn route(
     headers: HeaderMap,
 ) -> Response<Body> {
     let query = query.unwrap_or_default();
-    let limit = match parameter(&query, "limit").map(|text| (text.parse::<usize>(), text)) {
-        None => NODES,
-        Some((Ok(limit), _)) if (1..=NODES_MAX).contains(&limit) => limit,
-        Some((_, text)) => {
-            let message = format!("limit is {text:?}; 1 to {NODES_MAX} nodes are possible");
-            return ApiError::param("limit", message).response();
-        }
+    let limit = match limit(&query, NODES, 1..=NODES_MAX) {
+        Ok(limit) => limit,
+        Err(error) => return error.response(),
     };
-    let salt = Caller::of(&app, &headers, parameter(&query, "cache_salt")).salt;
+    let salt = Caller::of(&app, &headers, parameter(&query, "cache_salt").as_deref()).salt;
     let session = parameter(&query, "session");
     let prompt = match session {
         None => Arc::default(),
-        Some(name) => match app.engine.sessions().prompt(salt.as_deref(), name) {
+        Some(name) => match app.engine.sessions().prompt(salt.as_deref(), &name) {
             Some(tokens) => tokens,
             None => return json_response(StatusCode::OK, &body(&[], false)),
         },
@@ -69,12 +66,4 @@ pub async fn route(
 
 fn body(nodes: &[Outline], more: bool) -> Value {
     json!({"nodes": nodes, "more": more})
-}
-
-/// The value of a parameter that needs no decoding.
-pub fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    query.split('&').find_map(|pair| {
-        let (key, value) = pair.split_once('=')?;
-        (key == name && !value.is_empty()).then_some(value)
-    })
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::control::access::Caller;
 use crate::control::memory::FINDINGS_MAX;
-use crate::control::tree;
+use crate::control::query::parameter;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 
 /// Tokens that have to agree for one text to go on where another one is.
@@ -453,7 +453,7 @@ pub async fn route(
     headers: HeaderMap,
 ) -> Response<Body> {
     let query = query.unwrap_or_default();
-    let salt = Caller::of(&app, &headers, tree::parameter(&query, "cache_salt")).salt;
+    let salt = Caller::of(&app, &headers, parameter(&query, "cache_salt").as_deref()).salt;
     match app.engine.memory().report(&id, salt.as_deref()) {
         Some(report) => json_response(StatusCode::OK, &report),
         None => {

@@ -15,7 +15,7 @@ use rootstock::scheduler::{CachedTokens, FinishReason, PinReport, TokenLogprob, 
 use serde_json::Value;
 
 use crate::app::App;
-use crate::chat::derived::{AgentTurn, Kind};
+use crate::chat::derived::AgentTurn;
 use crate::control::why::Finding;
 use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -420,8 +420,8 @@ impl Generation {
         let calls = choice.speech.calls();
         if let Some(agent) = self.agent.as_mut().filter(|_| index == 0) {
             let called = choice.speech.take_called();
-            if agent.end(called) {
-                self.metrics.derived(Kind::ToolGap);
+            if let Some(kind) = agent.end(called) {
+                self.metrics.derived(kind);
             }
         }
         let tokens = std::mem::take(&mut choice.pending);
