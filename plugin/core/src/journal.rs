@@ -27,7 +27,9 @@ use crate::config::CoreConfig;
 pub use frame::{Entry, JOURNAL_VERSION};
 use frame::{Header, MAGIC, append};
 pub use plan_mark::{PlanHasher, PlanMark, PlanSummary};
-pub use replay::{JournalReader, Mismatch, ReplayEnd, ReplayReport, StepSample, replay};
+pub use replay::{
+    JournalReader, Mismatch, ReplayEnd, ReplayReport, StepSample, replay, replay_with,
+};
 
 /// Bytes collected before the sink is written.
 const WRITE_BYTES: usize = 64 * 1024;

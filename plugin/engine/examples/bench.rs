@@ -8,6 +8,9 @@
 //! With one thread the time is that thread's CPU time, so that other work on the machine does not
 //! count; with more it is wall time, the best and the median of several runs.
 
+#[path = "support/thread_cpu.rs"]
+mod thread_cpu;
+
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +24,7 @@ use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
 use rootstock_engine::gguf::Gguf;
 use rootstock_engine::model::Model;
 use rootstock_kernels::Isa;
+use thread_cpu::thread_cpu_ns;
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -94,20 +98,11 @@ impl Clock {
 
     /// Seconds that `run` took.
     fn time(self, run: impl FnOnce() -> Result<(), AnyError>) -> Result<f64, AnyError> {
-        let cpu = || -> Result<f64, AnyError> {
-            let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-            let ns: f64 = text
-                .split_whitespace()
-                .next()
-                .ok_or("no CPU time")?
-                .parse()?;
-            Ok(ns / 1e9)
-        };
         match self {
             Self::ThreadCpu => {
-                let start = cpu()?;
+                let start = thread_cpu_ns()?;
                 run()?;
-                Ok(cpu()? - start)
+                Ok((thread_cpu_ns()? - start) as f64 / 1e9)
             }
             Self::Wall => {
                 #[expect(clippy::disallowed_methods, reason = "a bench measures time")]

@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use rootstock::RouteStats;
 use rootstock::memory::{StoreStats, TierId};
 use rootstock::radix::{CacheStats, TierStats};
+use rootstock::scheduler::SchedulerStats;
 use rootstock_engine::service::{Histogram, Stats};
 
 use crate::chat::ahead::AheadStats;
@@ -56,9 +57,18 @@ pub(crate) fn encode(
     let Some(core) = &stats.core else {
         return Ok(());
     };
-    let sum = |of: fn(&rootstock::scheduler::SchedulerStats) -> u64| -> u64 {
-        core.schedulers.iter().map(of).sum()
-    };
+    schedulers(to, &core.schedulers)?;
+    routes(to, &core.routes)?;
+    tiers(to, &core.cache)?;
+    if let Some(store) = &stats.store {
+        storage(to, store)?;
+    }
+    pins_and_copies(to, &core.cache)
+}
+
+/// Steps and requests of all replicas' schedulers together.
+fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<(), fmt::Error> {
+    let sum = |of: fn(&SchedulerStats) -> u64| -> u64 { all.iter().map(of).sum() };
     let help = "Times a request gave way to another";
     counter(to, "preemptions", help, sum(|stats| stats.preemptions))?;
     let help = "Steps kept short for requests with a latency_sensitivity";
@@ -93,12 +103,7 @@ pub(crate) fn encode(
         help,
         sum(|stats| stats.parked.into()),
     )?;
-    routes(to, &core.routes)?;
-    tiers(to, &core.cache)?;
-    if let Some(store) = &stats.store {
-        storage(to, store)?;
-    }
-    pins_and_copies(to, &core.cache)
+    Ok(())
 }
 
 /// The store: pages asked of it by what came of that, and what it holds.

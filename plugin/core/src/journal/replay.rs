@@ -156,13 +156,24 @@ impl<R: Read> JournalReader<R> {
 /// # Cost
 /// The time of the recorded core work; no backend runs.
 pub fn replay(source: impl Read) -> Result<ReplayReport, JournalError> {
+    replay_with(source, |_| ())
+}
+
+/// As [`replay`], and shows each plan to `see` before its outcome is fed.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_with(
+    source: impl Read,
+    mut see: impl FnMut(&StepPlan),
+) -> Result<ReplayReport, JournalError> {
     let mut reader = JournalReader::open(source)?;
     let mut core = ServingCore::new(reader.config().clone())
         .map_err(|source| JournalError::Config { source })?;
     let mut player = Player::default();
     let end = loop {
         match reader.next_entry()? {
-            Ok(entry) => player.play(&mut core, entry, &reader)?,
+            Ok(entry) => player.play(&mut core, entry, &reader, &mut see)?,
             Err(end) => break end,
         }
     };
@@ -227,6 +238,7 @@ impl Player {
         core: &mut ServingCore,
         entry: Entry<'static>,
         reader: &JournalReader<R>,
+        see: &mut impl FnMut(&StepPlan),
     ) -> Result<(), JournalError> {
         if let Entry::Plan(recorded) = entry {
             let Some(replayed) = self.made.take() else {
@@ -248,6 +260,7 @@ impl Player {
                 self.hear(core);
                 self.made = Some(self.hasher.mark(plan.as_ref()));
                 if let Some(plan) = plan {
+                    see(&plan);
                     self.clock.launched(replica, &plan, now);
                 }
             }
