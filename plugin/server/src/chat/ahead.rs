@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! a turn ends -> its answer as a message -> two made-up next turns, rendered and encoded
-//!             -> what both begin with, in whole pages, if not all of it is cached
+//!             -> what both begin with, in whole pages, if more than a page of it is not cached
 //!             -> a speculative request for it, of one token, below all client work
 //! the real turn comes, a client waits, or a minute passes -> it ends
 //! ```
@@ -55,7 +55,7 @@ pub struct NextTurn {
 pub struct AheadStats {
     /// Requests made.
     pub started: u64,
-    /// Turns whose next prompt was cached already.
+    /// Turns whose next prompt was cached already, but for a page at most.
     pub cached_already: u64,
     /// Turns that went without: too many at a time, the same one under way, clients waiting.
     pub skipped: u64,
@@ -314,7 +314,10 @@ async fn run(engine: &Arc<Engine>, next: &NextTurn, prepared: Prepared) {
     let Some(look) = look(engine, salt.clone(), Arc::clone(&tokens)).await else {
         return;
     };
-    if look.cached as usize >= tokens.len() {
+    // The page in which an answer ends is never whole before the next turn: alone it is not worth
+    // a request.
+    let page_tokens = engine.service().model_info().page_tokens as usize;
+    if look.cached as usize + page_tokens >= tokens.len() {
         ahead.cached_already.fetch_add(1, Ordering::Relaxed);
         return;
     }
