@@ -129,3 +129,23 @@ pub struct NewRequest {
     /// The caller's own handle; opaque, need not be unique, echoed in every event.
     pub label: u64,
 }
+
+impl NewRequest {
+    /// A greedy request of a client, with no hints and no stop tokens.
+    pub fn new(ns: NamespaceId, tokens: Vec<Token>, max_tokens: u32) -> Self {
+        Self {
+            tenant: TenantId(0),
+            ns,
+            tokens,
+            max_tokens,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            sampling: SamplingParams::greedy(),
+            hints: Hints::default(),
+            class: Class::Client,
+            deadline: None,
+            label: 0,
+        }
+    }
+}

@@ -48,9 +48,6 @@ impl Sim {
         let max_tokens = rng.between(1, swarm.output_max);
         NewRequest {
             tenant: TenantId(rng.below(3)),
-            ns,
-            tokens,
-            max_tokens,
             min_tokens: if rng.percent(swarm.minimums) {
                 rng.below(max_tokens + 1)
             } else {
@@ -69,6 +66,7 @@ impl Sim {
                 .percent(swarm.deadlines)
                 .then(|| self.now + u64::from(rng.below(u32::MAX)) * 8),
             label: rng.next_u64(),
+            ..NewRequest::new(ns, tokens, max_tokens)
         }
     }
 }

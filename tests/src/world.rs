@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use rootstock_memory::{CopyEngine, Nanos, StepId, TierId};
-use rootstock_radix::{CacheConfig, Hints, NamespaceId, PolicyKind, PrefixCache, TenantId, Token};
+use rootstock_radix::{CacheConfig, NamespaceId, PolicyKind, PrefixCache, Token};
 use rootstock_scheduler::{
-    Admission, CachedTokens, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, Usage,
+    Admission, CachedTokens, Emit, FinishReason, NewRequest, RequestId, Scheduler, SchedulerConfig,
+    Usage,
 };
 
 use crate::double::EngineDouble;
@@ -55,20 +55,7 @@ pub struct World {
 
 /// A request of the scenario tests: greedy, runs to its maximum.
 pub fn request(ns: NamespaceId, prompt: &[Token], max_tokens: u32) -> NewRequest {
-    NewRequest {
-        tenant: TenantId(0),
-        ns,
-        tokens: prompt.to_vec(),
-        max_tokens,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        ignore_eos: false,
-        sampling: SamplingParams::greedy(),
-        hints: Hints::default(),
-        class: Class::Client,
-        deadline: None,
-        label: 0,
-    }
+    NewRequest::new(ns, prompt.to_vec(), max_tokens)
 }
 
 /// `len` tokens that differ for each `salt`.

@@ -13,7 +13,7 @@ use rootstock_radix::{
     Action, CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, Target, TenantId, Token, Ttl,
 };
 use rootstock_scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, SamplingParams, SchedulerConfig,
+    Admission, Emit, FinishReason, NewRequest, RequestId, SamplingParams, SchedulerConfig,
 };
 use rootstock_tests::double::EngineDouble;
 use rootstock_tests::planted::Planted;
@@ -156,13 +156,7 @@ impl Load {
         };
         let priority = i32::try_from(self.rng.below(4)).expect("small");
         let new = NewRequest {
-            tenant: TenantId(0),
-            ns,
-            tokens: tokens.clone(),
-            max_tokens: self.rng.between(1, 24),
-            min_tokens: 0,
             stop_tokens: vec![3],
-            ignore_eos: false,
             sampling,
             hints: Hints {
                 priority,
@@ -170,9 +164,8 @@ impl Load {
                 pins: self.pins(),
                 ..Hints::default()
             },
-            class: Class::Client,
-            deadline: None,
             label: u64::from(self.rng.below(3)),
+            ..NewRequest::new(ns, tokens.clone(), self.rng.between(1, 24))
         };
         if let Admission::Admitted(id) = self.core.add(new, self.now) {
             self.admitted += 1;

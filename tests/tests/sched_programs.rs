@@ -3,9 +3,9 @@
 
 use rootstock::{CoreConfig, Limits, RouterConfig};
 use rootstock_memory::Nanos;
-use rootstock_radix::{CacheConfig, Hints, PolicyKind, TenantId, Token};
-use rootstock_scheduler::{Class, FinishReason, NewRequest, RequestId};
-use rootstock_scheduler::{SamplingParams, SchedulerConfig};
+use rootstock_radix::{CacheConfig, Hints, PolicyKind, Token};
+use rootstock_scheduler::SchedulerConfig;
+use rootstock_scheduler::{FinishReason, NewRequest, RequestId};
 use rootstock_tests::rig::Rig;
 
 const SECOND: Nanos = 1_000_000_000;
@@ -39,22 +39,13 @@ fn tokens(family: u32, len: u32) -> Vec<Token> {
 
 fn turn(rig: &Rig, program: Option<&str>, tokens: Vec<Token>, last: bool) -> NewRequest {
     NewRequest {
-        tenant: TenantId(0),
-        ns: rig.ns,
-        tokens,
-        max_tokens: 4,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
         ignore_eos: true,
-        sampling: SamplingParams::greedy(),
         hints: Hints {
             program: program.map(str::to_owned),
             session_final: last,
             ..Hints::default()
         },
-        class: Class::Client,
-        deadline: None,
-        label: 0,
+        ..NewRequest::new(rig.ns, tokens, 4)
     }
 }
 

@@ -3,11 +3,9 @@
 
 use rootstock::{CoreConfig, Limits, RouterConfig};
 use rootstock_memory::Nanos;
-use rootstock_radix::{CacheConfig, Hints, PolicyKind, TenantId, Token};
+use rootstock_radix::{CacheConfig, Hints, PolicyKind, Token};
 use rootstock_scheduler::router::{Affinity, Overload};
-use rootstock_scheduler::{
-    Admission, Class, FinishReason, NewRequest, SamplingParams, SchedulerConfig,
-};
+use rootstock_scheduler::{Admission, Class, FinishReason, NewRequest, SchedulerConfig};
 use rootstock_tests::rig::Rig;
 
 const SECOND: Nanos = 1_000_000_000;
@@ -46,18 +44,8 @@ fn tokens(family: u32, len: u32) -> Vec<Token> {
 
 fn request(rig: &Rig, tokens: Vec<Token>) -> NewRequest {
     NewRequest {
-        tenant: TenantId(0),
-        ns: rig.ns,
-        tokens,
-        max_tokens: 4,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
         ignore_eos: true,
-        sampling: SamplingParams::greedy(),
-        hints: Hints::default(),
-        class: Class::Client,
-        deadline: None,
-        label: 0,
+        ..NewRequest::new(rig.ns, tokens, 4)
     }
 }
 

@@ -20,11 +20,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use rootstock::memory::{CopyDone, Nanos, ReplicaId};
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, TenantId};
+use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind};
 use rootstock::scheduler::router::{Affinity, Mode};
 use rootstock::scheduler::{
-    Admission, Class, Emit, NewRequest, RequestId, RowOut, SamplingParams, SchedulerConfig,
-    StepLoad, StepOutput, StepPlan,
+    Admission, Emit, NewRequest, RequestId, RowOut, SchedulerConfig, StepLoad, StepOutput, StepPlan,
 };
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_benches::fleet::Fleet;
@@ -331,22 +330,17 @@ impl Sim<'_> {
         request.tokens(&mut tokens);
         let prompt = request.prompt_len as usize;
         let new = NewRequest {
-            tenant: TenantId(0),
-            ns: self.ns,
-            max_tokens: request.total_len - request.prompt_len,
-            tokens: tokens[..prompt].to_vec(),
-            min_tokens: 0,
-            stop_tokens: Vec::new(),
             ignore_eos: true,
-            sampling: SamplingParams::greedy(),
             hints: Hints {
                 program: Some(format!("p{program}")),
                 session_final: turn + 1 == self.turns[program].len(),
                 ..Hints::default()
             },
-            class: Class::Client,
-            deadline: None,
-            label: 0,
+            ..NewRequest::new(
+                self.ns,
+                tokens[..prompt].to_vec(),
+                request.total_len - request.prompt_len,
+            )
         };
         match self.core.add(new, self.now) {
             Admission::Admitted(id) => {

@@ -11,12 +11,9 @@ use std::error::Error;
 use std::io::Write;
 
 use rootstock::memory::{PageId, ReplicaId};
-use rootstock::radix::{
-    CacheConfig, Hints, NamespaceId, NamespaceKey, PolicyKind, TenantId, Token,
-};
+use rootstock::radix::{CacheConfig, NamespaceId, NamespaceKey, PolicyKind, Token};
 use rootstock::scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
-    SchedulerConfig, StepOutput,
+    Admission, Emit, FinishReason, NewRequest, RequestId, RowOut, SchedulerConfig, StepOutput,
 };
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
@@ -36,18 +33,9 @@ fn request(ns: NamespaceId, contents: &[u32], label: u32) -> NewRequest {
     let mut tokens: Vec<Token> = contents.iter().flat_map(page).collect();
     tokens.push(0);
     NewRequest {
-        tenant: TenantId(0),
-        ns,
-        tokens,
-        max_tokens: PAGE_TOKENS - 1,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
         ignore_eos: true,
-        sampling: SamplingParams::greedy(),
-        hints: Hints::default(),
-        class: Class::Client,
-        deadline: None,
         label: label.into(),
+        ..NewRequest::new(ns, tokens, PAGE_TOKENS - 1)
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rootstock::journal::{Journal, JournalLimits};
 use rootstock::memory::ReplicaId;
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
-use rootstock::scheduler::{Class, NewRequest, RowOut, SamplingParams, SchedulerConfig};
+use rootstock::radix::{CacheConfig, NamespaceId, NamespaceKey, Token};
+use rootstock::scheduler::{NewRequest, RowOut, SamplingParams, SchedulerConfig};
 use rootstock::scheduler::{StepOutput, StepPlan};
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
@@ -44,18 +44,15 @@ fn config(context: u32, steps: u32) -> CoreConfig {
 
 fn request(ns: NamespaceId, index: u32, context: u32, steps: u32) -> NewRequest {
     NewRequest {
-        tenant: TenantId(0),
-        ns,
-        tokens: (0..context).map(|i| index * 100_000 + i).collect(),
-        max_tokens: steps + 32,
-        min_tokens: 0,
         stop_tokens: vec![2],
         ignore_eos: true,
         sampling: SamplingParams::default(),
-        hints: Hints::default(),
-        class: Class::Client,
-        deadline: None,
         label: u64::from(index),
+        ..NewRequest::new(
+            ns,
+            (0..context).map(|i| index * 100_000 + i).collect(),
+            steps + 32,
+        )
     }
 }
 

@@ -12,8 +12,8 @@ use std::error::Error;
 use std::io::Write;
 
 use rootstock::memory::ReplicaId;
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
-use rootstock::scheduler::{Admission, Class, Emit, NewRequest, RowOut, SamplingParams};
+use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, Token};
+use rootstock::scheduler::{Admission, Emit, NewRequest, RowOut};
 use rootstock::scheduler::{SchedulerConfig, StepOutput, StepPlan};
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
@@ -84,21 +84,12 @@ impl HostModel {
 fn request(ns: NamespaceId, label: u64, question: Token) -> NewRequest {
     let system = 1..=12;
     NewRequest {
-        tenant: TenantId(0),
-        ns,
-        tokens: system.chain([question, question + 1]).collect(),
-        max_tokens: 6,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        ignore_eos: false,
-        sampling: SamplingParams::greedy(),
         hints: Hints {
             priority: 3,
             ..Hints::default()
         },
-        class: Class::Client,
-        deadline: None,
         label,
+        ..NewRequest::new(ns, system.chain([question, question + 1]).collect(), 6)
     }
 }
 

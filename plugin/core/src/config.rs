@@ -31,6 +31,18 @@ pub struct CoreConfig {
     pub router: RouterConfig,
 }
 
+impl CoreConfig {
+    /// No limits for callers, and the router's defaults.
+    pub fn new(cache: CacheConfig, scheduler: SchedulerConfig) -> Self {
+        Self {
+            cache,
+            scheduler,
+            limits: Limits::default(),
+            router: RouterConfig::default(),
+        }
+    }
+}
+
 /// What no caller may exceed, whatever its hints say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -11,11 +11,11 @@ use rootstock::memory::{
     CopyDone, Nanos, PageAddress, ReplicaId, StepId, StoreEvent, StoreOp, StorePlan, TierId,
 };
 use rootstock::radix::{
-    CacheConfig, Hints, Key, NamespaceId, NamespaceKey, PolicyKind, TenantId, Token, WritePolicy,
+    CacheConfig, Key, NamespaceId, NamespaceKey, PolicyKind, Token, WritePolicy,
 };
 use rootstock::scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
-    SchedulerConfig, StepOutput, StepPlan,
+    Admission, Emit, FinishReason, NewRequest, RequestId, RowOut, SchedulerConfig, StepOutput,
+    StepPlan,
 };
 use rootstock::{ConfigError, CoreConfig, Limits, RouterConfig, ServingCore};
 
@@ -54,18 +54,8 @@ fn key(model: &str, lora: Option<&str>, salt: Option<&str>) -> NamespaceKey {
 
 fn request(ns: NamespaceId, tokens: Vec<Token>, label: u64) -> NewRequest {
     NewRequest {
-        tenant: TenantId(0),
-        ns,
-        tokens,
-        max_tokens: 3,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        ignore_eos: false,
-        sampling: SamplingParams::greedy(),
-        hints: Hints::default(),
-        class: Class::Client,
-        deadline: None,
         label,
+        ..NewRequest::new(ns, tokens, 3)
     }
 }
 

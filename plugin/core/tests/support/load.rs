@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use rootstock::memory::{CopyDone, CopyId, Nanos, ReplicaId, StepId};
-use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, TenantId, Token};
+use rootstock::radix::{CacheConfig, Hints, NamespaceId, NamespaceKey, Token};
 use rootstock::scheduler::{
-    Admission, Class, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams,
-    SchedulerConfig, StepOutput, StepPlan,
+    Admission, Emit, FinishReason, NewRequest, RequestId, RowOut, SamplingParams, SchedulerConfig,
+    StepOutput, StepPlan,
 };
 use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 
@@ -195,21 +195,19 @@ impl Load {
             }
         };
         NewRequest {
-            tenant: TenantId(0),
-            ns: self.spaces[self.random.below(2) as usize],
-            tokens,
-            max_tokens: 1 + self.random.below(16) as u32,
             min_tokens: 2,
             stop_tokens: vec![999],
-            ignore_eos: false,
             sampling,
             hints: Hints {
                 priority: self.random.below(4) as i32,
                 ..Hints::default()
             },
-            class: Class::Client,
-            deadline: None,
             label: self.random.below(9),
+            ..NewRequest::new(
+                self.spaces[self.random.below(2) as usize],
+                tokens,
+                1 + self.random.below(16) as u32,
+            )
         }
     }
 
