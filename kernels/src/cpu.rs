@@ -29,8 +29,12 @@ mod tiles;
 
 pub use attention::{AttentionArgs, attention};
 pub use error::KernelError;
+#[cfg(feature = "cuda")]
+pub(crate) use error::{check_len, checked_area};
 pub use ggml::{GgmlType, dequantize};
 pub use isa::{Isa, numerics_id};
+#[cfg(feature = "cuda")]
+pub(crate) use kv::check_head_dim;
 pub use kv::{KvRow, KvView, store_kv};
 pub use matmul::{matmul, matmul_group};
 pub use matrix::PackedMatrix;

@@ -2,8 +2,9 @@
 //!
 //! [`cpu`] is the CPU backend: weight matrices repacked at load, matrix products over all rows
 //! of a step, paged attention that reads K and V back from the arena, norms, rope and sampling.
+//! `cuda` (feature `cuda`) is the same for NVIDIA devices, found at run time.
 //!
-//! Batch invariance holds for every function here: an output element has one accumulation
+//! Batch invariance holds for every function of [`cpu`], and on request for those of `cuda`: an output element has one accumulation
 //! order, whatever the number of rows in the step, the chunking of a prompt, the page table or
 //! the number of threads. So a token is the same bit for bit, warm or cold, alone or in a batch.
 //!
@@ -15,6 +16,8 @@
 )]
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 pub use cpu::{
     AttentionArgs, GgmlType, Isa, KernelError, KvRow, KvView, PackedMatrix, RopeAngles, RopeStyle,

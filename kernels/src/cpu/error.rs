@@ -92,6 +92,14 @@ pub enum KernelError {
         /// The largest.
         max: u32,
     },
+    /// A page size the kernels of a device do not compute.
+    #[error("pages of {page_tokens} tokens: a power of two, at least {least}, is wanted")]
+    PageTokens {
+        /// Tokens of a page.
+        page_tokens: u32,
+        /// The smallest.
+        least: u32,
+    },
     /// A layout in another order than the kernels read.
     #[error("the kernels read page-first KV layouts only")]
     LayoutOrder,

@@ -1,0 +1,44 @@
+//! The CUDA backend: devices, memory and kernels, found and compiled at run time.
+//!
+//! Nothing of CUDA is needed to build this, or to start: the driver library is looked for when a
+//! device is opened ([`Device::open`]), and every reason why there is none is a
+//! [`CudaError::NoDevice`]. The kernels (`kernels/cuda/*.cu`) are embedded as source, compiled by
+//! NVRTC for the device at hand and cached on disk; without NVRTC their prebuilt form is loaded.
+//!
+//! | file | what |
+//! |---|---|
+//! | `device`, `buffer`, `stream` | the driver: contexts, memory, order of work |
+//! | `module`, `launch`, `args` | compiled code and how it is called |
+//! | `pages`, `batch` | the pool of pages, and the tokens of a step |
+//! | `attention`, `general` | one checked function a kernel |
+//! | `copies` | pages to and from the host tier, beside the steps |
+//!
+//! All offsets are 64 bits wide. [`Numerics::Invariant`] gives every token one order of summation,
+//! whatever shares its step; [`Numerics::Fast`] uses tensor cores for prompts and splits that fill
+//! the device.
+
+mod args;
+mod attention;
+mod batch;
+mod buffer;
+mod copies;
+mod device;
+mod error;
+mod general;
+mod launch;
+mod module;
+mod pages;
+mod stream;
+
+pub use attention::{AttentionCall, AttentionKernels, RopeAngles, StoreCall};
+pub use batch::{Batch, BatchRows, Numerics};
+pub use buffer::{DeviceBuffer, PinnedBuffer};
+pub use copies::{CudaCopies, PinnedArena};
+pub use device::{Device, DeviceMemory};
+pub use error::CudaError;
+pub use general::{
+    DeviceMatrix, GeneralKernels, NormCall, PagePart, ProductCall, SampleRow, WeightType,
+};
+pub use module::CodeOrigin;
+pub use pages::{DevicePages, KvFormat, PageShape};
+pub use stream::{Event, Stream};

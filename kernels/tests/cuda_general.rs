@@ -1,0 +1,572 @@
+//! Norms, products, embedding, weight formats, copies of pages and sampling, emulated, through the
+//! Rust host path: random shapes against the CPU's reference, and planted faults.
+#![expect(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests, with small numbers"
+)]
+
+#[path = "cuda/case.rs"]
+#[expect(dead_code, reason = "only the random numbers are used here")]
+mod case;
+#[path = "cuda/mock.rs"]
+mod mock;
+
+use case::Rng;
+use half::{bf16, f16};
+use mock::{Fault, Variant, fails_with, on_mock};
+use rootstock_kernels::cuda::{
+    Batch, BatchRows, Device, DeviceBuffer, DevicePages, GeneralKernels, KvFormat, NormCall,
+    Numerics, PagePart, PageShape, ProductCall, SampleRow, Stream, WeightType,
+};
+use rootstock_kernels::{
+    GgmlType, Isa, KvRow, SampleArgs, SampleScratch, dequantize, rms_norm, sample, silu_mul,
+};
+use rootstock_memory::{KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
+
+const GENERAL: Variant = Variant {
+    head_dims: &[],
+    kv_types: &[],
+    sanitized: true,
+    fault: None,
+};
+
+/// Random cases of each kernel; fewer where planted faults are looked for.
+fn cases() -> u64 {
+    let fewer = std::env::var("FEWER_CASES").ok();
+    fewer.map_or(500, |cases| cases.parse().unwrap())
+}
+
+struct Rig {
+    device: Device,
+    stream: Stream,
+    kernels: GeneralKernels,
+    pages: DevicePages,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let device = Device::open(0).unwrap();
+        let layout = KvLayout::new(LayoutSpec {
+            order: LayoutOrder::PageFirst,
+            page_tokens: 4,
+            layers: 3,
+            kv_heads: 2,
+            head_dim: 16,
+            dtype: KvDtype::F16,
+        });
+        let shape = PageShape::new(layout.unwrap(), KvFormat::F16).unwrap();
+        Self {
+            stream: Stream::new(&device).unwrap(),
+            kernels: GeneralKernels::load(&device, None).unwrap(),
+            pages: DevicePages::new(&device, shape, 40).unwrap(),
+            device,
+        }
+    }
+
+    /// A batch of one row.
+    fn batch(&self, tokens: &[u32], picks: &[u32], feed: &[(u32, u32)]) -> Batch {
+        let pages: Vec<PageId> = (1..=40).map(PageId::new).collect();
+        let row = KvRow {
+            first_pos: 0,
+            len: tokens.len() as u32,
+            pages: &pages,
+        };
+        let given = BatchRows {
+            tokens,
+            rows: &[row],
+            picks,
+            feed,
+        };
+        let mut batch = Batch::new(&self.device, Numerics::Invariant).unwrap();
+        batch.set(&self.stream, &self.pages, &given).unwrap();
+        batch
+    }
+
+    fn up(&self, values: &[f32]) -> DeviceBuffer<f32> {
+        self.stream.upload_now(values, "test").unwrap()
+    }
+
+    fn room(&self, len: usize) -> DeviceBuffer<f32> {
+        DeviceBuffer::new(&self.device, len, "test").unwrap()
+    }
+
+    fn down(&self, buffer: &DeviceBuffer<f32>) -> Vec<f32> {
+        self.stream.download_now(buffer).unwrap()
+    }
+}
+
+/// The largest difference; NaN, if there is one.
+fn largest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, |most, d| if d <= most { most } else { d })
+}
+
+/// Values in a plain type of weights: as bytes, and as they are after rounding.
+fn rounded(values: &[f32], ty: GgmlType) -> (Vec<u8>, Vec<f32>) {
+    let bytes: Vec<u8> = match ty {
+        GgmlType::F16 => values
+            .iter()
+            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+            .collect(),
+        GgmlType::Bf16 => values
+            .iter()
+            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+            .collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    };
+    let mut back = vec![0.0; values.len()];
+    dequantize(ty, &bytes, &mut back).unwrap();
+    (bytes, back)
+}
+
+#[test]
+fn products_over_random_shapes_are_the_reference() {
+    if !on_mock("products_over_random_shapes_are_the_reference", &GENERAL) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut most = [0.0_f32; 2];
+    for seed in 0..cases() {
+        let rng = &mut Rng(seed);
+        let ty = rng.pick(&[GgmlType::F32, GgmlType::F16, GgmlType::Bf16]);
+        let n = rng.pick(&[1, 2, 7, 8, 9, 16, 17, 33, 64, 65]);
+        let (rows, cols) = (1 + rng.below(90), 8 * (1 + rng.below(20)));
+        let numerics = rng.pick(&[Numerics::Fast, Numerics::Invariant]);
+        let (bytes, weights) = rounded(&rng.normals((rows * cols) as usize), ty);
+        let x = rng.normals((n * cols) as usize);
+        let bias = rng.normals(rows as usize);
+        let before = rng.normals((n * rows) as usize);
+        let (with_bias, add) = (rng.below(2) == 0, rng.below(2) == 0);
+        let matrix = rig
+            .kernels
+            .matrix(&rig.stream, ty, rows, cols, &bytes)
+            .unwrap();
+        let (x_there, bias_there) = (rig.up(&x), rig.up(&bias));
+        let mut out = rig.up(&before);
+        let call = ProductCall {
+            matrix: &matrix,
+            x: &x_there,
+            n,
+            bias: with_bias.then_some(&bias_there),
+            add,
+            numerics,
+        };
+        rig.kernels.product(&rig.stream, &call, &mut out).unwrap();
+        let mut expected = Vec::new();
+        for (token, x) in x.chunks(cols as usize).enumerate() {
+            for (row, weights) in weights.chunks(cols as usize).enumerate() {
+                let pairs = weights.iter().zip(x);
+                let mut sum: f64 = pairs.map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                sum += if with_bias { f64::from(bias[row]) } else { 0.0 };
+                sum += if add {
+                    f64::from(before[token * rows as usize + row])
+                } else {
+                    0.0
+                };
+                expected.push(sum as f32);
+            }
+        }
+        let tiled = numerics == Numerics::Fast && n > 16 && ty != GgmlType::F32;
+        let off = largest(&expected, &rig.down(&out)) / (cols as f32).sqrt();
+        // In tiles x is rounded to the weights' type.
+        let bound = match (tiled, ty) {
+            (false, _) => 5e-6,
+            (true, GgmlType::Bf16) => 2e-2,
+            (true, _) => 2e-3,
+        };
+        assert!(
+            off <= bound,
+            "seed {seed}: {off} for {n} x {rows} x {cols} {ty:?} {numerics:?}"
+        );
+        let slot = &mut most[usize::from(tiled)];
+        *slot = slot.max(off);
+    }
+    let [rows, tiles] = most;
+    println!(
+        "\n    products: {} cases, rows {rows:.1e}, tiles {tiles:.1e} of sqrt(cols)",
+        cases()
+    );
+}
+
+#[test]
+fn a_product_has_the_same_bits_whatever_the_number_of_rows() {
+    if !on_mock(
+        "a_product_has_the_same_bits_whatever_the_number_of_rows",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let rig = Rig::new();
+    let rng = &mut Rng(7);
+    let (rows, cols) = (40, 72);
+    let (bytes, _) = rounded(&rng.normals(rows * cols), GgmlType::F16);
+    let matrix = rig
+        .kernels
+        .matrix(&rig.stream, GgmlType::F16, rows as u32, cols as u32, &bytes)
+        .unwrap();
+    let x = rng.normals(37 * cols);
+    let product = |x: &[f32]| {
+        let there = rig.up(x);
+        let n = x.len() / cols;
+        let mut out = rig.room(n * rows);
+        let call = ProductCall {
+            matrix: &matrix,
+            x: &there,
+            n: n as u32,
+            bias: None,
+            add: false,
+            numerics: Numerics::Invariant,
+        };
+        rig.kernels.product(&rig.stream, &call, &mut out).unwrap();
+        rig.down(&out)
+    };
+    let whole = product(&x);
+    for (row, x) in x.chunks(cols).enumerate() {
+        assert!(
+            whole[row * rows..(row + 1) * rows] == product(x),
+            "row {row}"
+        );
+    }
+}
+
+#[test]
+fn norms_and_the_rest_over_random_shapes_are_the_reference() {
+    if !on_mock(
+        "norms_and_the_rest_over_random_shapes_are_the_reference",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut most = 0.0_f32;
+    for seed in 0..cases() {
+        let rng = &mut Rng(seed);
+        let (n, width) = (1 + rng.below(5), 1 + rng.below(700));
+        let x = rng.normals((n * width) as usize);
+        let weight = rng.normals(width as usize);
+        let picks: Vec<u32> = (0..rng.below(3)).map(|_| rng.below(n)).collect();
+        let batch = rig.batch(&vec![0; n as usize], &picks, &[]);
+        let (there, norm) = (rig.up(&x), rig.up(&weight));
+        let by_picks = rng.below(2) == 0;
+        let m = if by_picks { picks.len() } else { n as usize };
+        let mut out = rig.room(m * width as usize);
+        let call = NormCall {
+            weight: &norm,
+            eps: 1e-5,
+            picks: by_picks,
+        };
+        rig.kernels
+            .rms_norm(&rig.stream, &batch, &call, &there, &mut out)
+            .unwrap();
+        let mut expected = vec![0.0; x.len()];
+        rms_norm(Isa::Scalar, &x, &weight, 1e-5, &mut expected).unwrap();
+        let row = |at: u32| expected[(at * width) as usize..((at + 1) * width) as usize].to_vec();
+        let expected: Vec<f32> = if by_picks {
+            picks.iter().flat_map(|at| row(*at)).collect()
+        } else {
+            expected
+        };
+        let off = largest(&expected, &rig.down(&out));
+        // A comparison that a NaN fails.
+        assert!(off <= 1e-5, "seed {seed}: norm {off}");
+        most = most.max(off);
+
+        let (mut gate, up) = (x.clone(), rng.normals(x.len()));
+        let mut gate_there = rig.up(&gate);
+        rig.kernels
+            .silu_mul(&rig.stream, &mut gate_there, &rig.up(&up), x.len())
+            .unwrap();
+        silu_mul(Isa::Scalar, &mut gate, &up).unwrap();
+        let off = largest(&gate, &rig.down(&gate_there));
+        assert!(off <= 1e-5, "seed {seed}: silu {off}");
+        most = most.max(off);
+    }
+    println!("\n    norms and silu: {} cases, {most:.1e}", cases());
+}
+
+#[test]
+fn embedding_takes_the_rows_of_known_and_of_fed_tokens() {
+    if !on_mock(
+        "embedding_takes_the_rows_of_known_and_of_fed_tokens",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let rig = Rig::new();
+    for seed in 0..60 {
+        let rng = &mut Rng(seed);
+        let ty = rng.pick(&[GgmlType::F32, GgmlType::F16, GgmlType::Bf16]);
+        let (vocab, width) = (30, 8 * (1 + rng.below(50)));
+        let (bytes, rows) = rounded(&rng.normals((vocab * width) as usize), ty);
+        let table = rig
+            .kernels
+            .matrix(&rig.stream, ty, vocab, width, &bytes)
+            .unwrap();
+        let mut tokens: Vec<u32> = (0..6).map(|_| rng.below(vocab)).collect();
+        let drawn: Vec<u32> = (0..4).map(|_| rng.below(vocab)).collect();
+        let batch = rig.batch(&tokens, &[], &[(5, 1), (2, 3)]);
+        let drawn_there = rig.stream.upload_now(&drawn, "test").unwrap();
+        rig.kernels.feed(&rig.stream, &batch, &drawn_there).unwrap();
+        (tokens[5], tokens[2]) = (drawn[1], drawn[3]);
+        let mut out = rig.room(6 * width as usize);
+        rig.kernels
+            .embed(&rig.stream, &batch, &table, &mut out)
+            .unwrap();
+        let row = |at: u32| rows[(at * width) as usize..((at + 1) * width) as usize].to_vec();
+        let expected: Vec<f32> = tokens.iter().flat_map(|token| row(*token)).collect();
+        assert!(rig.down(&out) == expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_weight_format_is_dequantized_to_the_last_bit() {
+    if !on_mock(
+        "every_weight_format_is_dequantized_to_the_last_bit",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let rig = Rig::new();
+    for seed in 0..cases() {
+        let rng = &mut Rng(seed);
+        let ty = GgmlType::ALL[seed as usize % GgmlType::ALL.len()];
+        let count = ty.block_len() * (1 + rng.below(6) as usize);
+        let mut bytes: Vec<u8> = (0..ty.row_bytes(count).unwrap())
+            .map(|_| rng.next() as u8)
+            .collect();
+        // Scales are numbers: exponents without their highest bit.
+        let every = if ty.block_len() == 1 { 1 } else { 2 };
+        for byte in bytes.iter_mut().rev().step_by(every) {
+            *byte &= 0xbf;
+        }
+        let mut expected = vec![0.0; count];
+        dequantize(ty, &bytes, &mut expected).unwrap();
+        let there = rig.stream.upload_now(&bytes, "test").unwrap();
+        for out_type in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+            let len = count * out_type.bytes();
+            let mut out = DeviceBuffer::new(&rig.device, len, "test").unwrap();
+            rig.kernels
+                .dequantize(&rig.stream, ty, &there, out_type, &mut out)
+                .unwrap();
+            let found = rig.stream.download_now(&out).unwrap();
+            let wanted: Vec<u8> = match out_type {
+                WeightType::F32 => expected.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                WeightType::F16 => expected
+                    .iter()
+                    .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+                    .collect(),
+                WeightType::Bf16 => expected
+                    .iter()
+                    .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+                    .collect(),
+            };
+            assert!(found == wanted, "seed {seed} {ty:?} to {out_type:?}");
+        }
+    }
+}
+
+#[test]
+fn pages_gathered_and_scattered_are_where_the_layout_says() {
+    if !on_mock(
+        "pages_gathered_and_scattered_are_where_the_layout_says",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let len = rig.pages.bytes().len();
+    let (page, layer) = (
+        rig.pages.shape().page_bytes(),
+        rig.pages.shape().layer_bytes(),
+    );
+    for seed in 0..cases() {
+        let rng = &mut Rng(seed);
+        let before: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
+        *rig.pages.bytes_mut() = rig.stream.upload_now(&before, "test").unwrap();
+        let mut ids: Vec<u32> = (1..=40).collect();
+        for at in (1..40).rev() {
+            ids.swap(at, rng.below(at as u32 + 1) as usize);
+        }
+        ids.truncate(1 + rng.below(6) as usize);
+        let pages: Vec<PageId> = ids.iter().map(|id| PageId::new(*id)).collect();
+        let first = rng.below(3);
+        let layers = first..first + 1 + rng.below(3 - first);
+        let there = rig.stream.upload_now(&ids, "test").unwrap();
+        let part = PagePart {
+            pages: &there,
+            ids: &pages,
+            layers: layers.clone(),
+        };
+        let bytes = layers.len() * layer;
+        let mut packed = DeviceBuffer::new(&rig.device, ids.len() * bytes, "test").unwrap();
+        rig.kernels
+            .gather(&rig.stream, &rig.pages, &part, &mut packed)
+            .unwrap();
+        let found = rig.stream.download_now(&packed).unwrap();
+        let place = |id: u32| id as usize * page + layers.start as usize * layer;
+        let expected: Vec<u8> = ids
+            .iter()
+            .flat_map(|id| before[place(*id)..][..bytes].to_vec())
+            .collect();
+        assert!(found == expected, "seed {seed}: gathered");
+        let fresh: Vec<u8> = found.iter().map(|byte| !byte).collect();
+        let packed = rig.stream.upload_now(&fresh, "test").unwrap();
+        rig.kernels
+            .scatter(&rig.stream, &mut rig.pages, &part, &packed)
+            .unwrap();
+        let mut expected = before;
+        for (id, part) in ids.iter().zip(fresh.chunks(bytes)) {
+            expected[place(*id)..][..bytes].copy_from_slice(part);
+        }
+        let found = rig.stream.download_now(rig.pages.bytes()).unwrap();
+        assert!(found == expected, "seed {seed}: scattered");
+    }
+}
+
+#[test]
+fn the_device_draws_what_the_cpu_draws() {
+    if !on_mock("the_device_draws_what_the_cpu_draws", &GENERAL) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut equal = 0;
+    for seed in 0..cases() {
+        let rng = &mut Rng(seed);
+        let vocab = rng.pick(&[1, 2, 31, 300, 600, 1500]);
+        let mut logits: Vec<f32> = rng
+            .normals(vocab as usize)
+            .iter()
+            .map(|x| 3.0 * x)
+            .collect();
+        // Ties, and what is not a number.
+        for _ in 0..rng.below(4) {
+            let (to, from) = (rng.below(vocab) as usize, rng.below(vocab) as usize);
+            logits[to] = rng.pick(&[logits[from], f32::NAN, f32::NEG_INFINITY, 2.0]);
+        }
+        let row = SampleRow {
+            temperature: rng.pick(&[0.0, 0.3, 1.0, 2.0]),
+            top_p: rng.pick(&[1.0, 0.9, 0.3]),
+            min_p: rng.pick(&[0.0, 0.0, 0.1]),
+            top_k: rng.pick(&[0, 0, 1, 5, 40]),
+            output_index: rng.below(100),
+            unused: 0,
+            seed: rng.next(),
+        };
+        let args = SampleArgs {
+            temperature: row.temperature,
+            top_p: row.top_p,
+            min_p: row.min_p,
+            top_k: row.top_k,
+            output_index: row.output_index,
+            seed: row.seed,
+            ..SampleArgs::GREEDY
+        };
+        let drawn = sample(&mut logits.clone(), &args, &mut SampleScratch::default());
+        let wanted = drawn.map_or(SampleRow::NOTHING, |drawn| drawn.token);
+        let there = rig.up(&logits);
+        let rows = rig.stream.upload_now(&[row], "test").unwrap();
+        let mut tokens = rig.stream.upload_now(&[7_u32], "test").unwrap();
+        rig.kernels
+            .sample(&rig.stream, &there, vocab, (&rows, 1), &mut tokens)
+            .unwrap();
+        let found = rig.stream.download_now(&tokens).unwrap()[0];
+        assert_eq!(found, wanted, "seed {seed}: {row:?} over {vocab}");
+        equal += 1;
+    }
+    println!("\n    sampling: {equal} of {} draws equal", cases());
+}
+
+const FAULTS: &[(&str, Fault)] = &[
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "a tile is overwritten while others still read it",
+            file: "general.cu",
+            from: "        __syncthreads();\n        for (u32 item = threadIdx.x; item < SIDE * ",
+            to: "        for (u32 item = threadIdx.x; item < SIDE * ",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "the last rows of weights are read past their end",
+            file: "general.cu",
+            from: "const u64 which = min(row + r, a.rows - 1);",
+            to: "const u64 which = row + r;",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "rows and columns of the result are exchanged",
+            file: "general.cu",
+            from: "row + i * 8 + 2 * t + j % 2;",
+            to: "row + i * 8 + 2 * t + j / 2;",
+        },
+    ),
+    (
+        "norms_and_the_rest_over_random_shapes_are_the_reference",
+        Fault {
+            name: "the sum of a norm is read before all warps have added",
+            file: "general.cu",
+            from: "    if (lane == 0) parts[warp] = squares;\n    __syncthreads();",
+            to: "    if (lane == 0) parts[warp] = squares;",
+        },
+    ),
+    (
+        "pages_gathered_and_scattered_are_where_the_layout_says",
+        Fault {
+            name: "a page is copied without its last 16 bytes",
+            file: "general.cu",
+            from: "const i64 vectors = a.bytes / 16;",
+            to: "const i64 vectors = a.bytes / 16 - 1;",
+        },
+    ),
+    (
+        "the_device_draws_what_the_cpu_draws",
+        Fault {
+            name: "ties go to the higher token",
+            file: "sample.cu",
+            from: "its < tokens[threadIdx.x]",
+            to: "its != NOTHING && its > tokens[threadIdx.x]",
+        },
+    ),
+    (
+        "every_weight_format_is_dequantized_to_the_last_bit",
+        Fault {
+            name: "the high bits of Q6_K are those of the neighbor",
+            file: "dequantize.cu",
+            from: "block[128 + half * 32 + at] >> 2 * run & 3;",
+            to: "block[128 + half * 32 + at] >> 2 * (run ^ 1) & 3;",
+        },
+    ),
+];
+
+#[test]
+fn every_planted_fault_in_the_rest_is_caught() {
+    for (test, fault) in FAULTS {
+        let variant = Variant {
+            fault: Some(*fault),
+            ..GENERAL
+        };
+        let mut caught = false;
+        for seed in ["0", "3", "9"] {
+            match fails_with(
+                test,
+                &variant,
+                &[("EMULATION_SEED", seed), ("FEWER_CASES", "60")],
+            ) {
+                Some(failed) => caught |= failed,
+                None => return,
+            }
+            if caught {
+                break;
+            }
+        }
+        assert!(caught, "not caught: {}", fault.name);
+        println!("    caught: {}", fault.name);
+    }
+}
