@@ -16,6 +16,7 @@ mod broken;
 mod checks;
 mod client;
 mod control;
+mod curve;
 mod default_model;
 mod document;
 mod drain;
