@@ -199,3 +199,40 @@ fn a_salt_keeps_what_was_computed_ahead_apart() {
     assert!(uncached(&turn("a")) < 16 + 45);
     assert_eq!(server.metric(USED), server.metric(WARMED));
 }
+
+#[test]
+fn a_program_that_is_about_to_start_finds_its_system_prompt_and_tools() {
+    let server = server(None);
+    let system = json!({"role": "system", "content": long("careful ")});
+    let tools = json!([{"type": "function", "function": {
+        "name": "look", "description": long("far "), "parameters": {"type": "object"},
+    }}]);
+    let prefetch = |compute: Value| {
+        let payload = json!({"messages": [system], "tools": tools, "compute": compute});
+        let action = json!({"action_id": "a", "action_type": "kv.prefetch", "payload": payload});
+        let envelope = json!({"protocol_version": "0.1", "message_id": "1", "actions": [action]});
+        let answer = server.post("/v1/kv/actions", &envelope);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["outcomes"][0].clone()
+    };
+    assert_eq!(prefetch(false.into())["status"], "missing");
+    let wrong = prefetch("yes".into());
+    assert_eq!(wrong["status"], "rejected", "{wrong}");
+    let begun = prefetch(true.into());
+    let as_said = begun["status"] == "deferred" && begun["computed_ahead"] == true;
+    assert!(as_said, "{begun}");
+    server.until_metric(WARMED, 500.0);
+    let question = json!({"role": "user", "content": "now~yes"});
+    let body = json!({"messages": [system, question], "tools": tools});
+    let usage = server.post("/v1/chat/completions", &body).json()["usage"].clone();
+    let page = 16;
+    assert!(uncached(&usage) < 100 + page, "{usage}");
+    let [used, prompts] = [USED, PROMPTS].map(|name| server.metric(name));
+    assert!(used >= 500.0, "{used} tokens of it were used");
+    let asked = usage["prompt_tokens"].as_f64();
+    assert_eq!(
+        Some(prompts),
+        asked,
+        "what is computed ahead is nobody's prompt"
+    );
+}

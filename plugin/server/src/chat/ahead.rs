@@ -125,27 +125,59 @@ impl Ahead {
     /// Begins to compute what the turn after this one will begin with, in the background. `ids`
     /// are the answer's tokens. Does nothing outside of a runtime.
     pub fn begin(engine: &Arc<Engine>, next: &Arc<NextTurn>, ids: &[Token]) {
+        let wish = Wish {
+            salt: next.job.salt.clone(),
+            priority: next.job.hints.priority,
+            retention_s: next.job.hints.retention_s,
+        };
+        let (next, ids) = (Arc::clone(next), ids.to_vec());
+        Self::prepare(engine, wish, move |engine| {
+            stable_prefix(engine, &next, &ids)
+        });
+    }
+
+    /// Begins to compute what every prompt begins with that goes on from `talk`: the system prompt
+    /// and tools of a program that is about to start. False: too many are being prepared.
+    pub fn begin_with(engine: &Arc<Engine>, talk: Conversation, salt: Option<String>) -> bool {
+        let wish = Wish {
+            salt: salt.clone(),
+            priority: 0,
+            retention_s: None,
+        };
+        Self::prepare(engine, wish, move |engine| {
+            let prompt = common_start(engine, &talk, &[], salt.as_deref())?;
+            let base = prompt.tokens.len();
+            Some(Prepared { prompt, base })
+        })
+    }
+
+    fn prepare(
+        engine: &Arc<Engine>,
+        wish: Wish,
+        prompt: impl FnOnce(&Engine) -> Option<Prepared> + Send + 'static,
+    ) -> bool {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
+            return false;
         };
         let ahead = engine.ahead();
         if ahead.preparing.fetch_add(1, Ordering::AcqRel) >= PREPARING_MAX {
             ahead.preparing.fetch_sub(1, Ordering::AcqRel);
             ahead.skipped.fetch_add(1, Ordering::Relaxed);
-            return;
+            return false;
         }
-        let (engine, next, ids) = (Arc::clone(engine), Arc::clone(next), ids.to_vec());
+        let engine = Arc::clone(engine);
         runtime.spawn(async move {
             let prepare = {
-                let (engine, next) = (Arc::clone(&engine), Arc::clone(&next));
-                tokio::task::spawn_blocking(move || stable_prefix(&engine, &next, &ids))
+                let engine = Arc::clone(&engine);
+                tokio::task::spawn_blocking(move || prompt(&engine))
             };
             let prepared = prepare.await.ok().flatten();
             engine.ahead().preparing.fetch_sub(1, Ordering::AcqRel);
-            if let Some(prompt) = prepared {
-                run(&engine, &next, prompt).await;
+            if let Some(prepared) = prepared {
+                run(&engine, wish, prepared).await;
             }
         });
+        true
     }
 
     /// A client's request comes: what was computed ahead for it is computed no further, and
@@ -217,6 +249,14 @@ impl Ahead {
     }
 }
 
+/// For whom something is computed ahead, and what it is worth.
+#[derive(Debug)]
+struct Wish {
+    salt: Option<String>,
+    priority: i32,
+    retention_s: Option<u32>,
+}
+
 /// A prompt to compute ahead.
 #[derive(Debug)]
 struct Prepared {
@@ -234,10 +274,23 @@ fn stable_prefix(engine: &Engine, next: &NextTurn, ids: &[Token]) -> Option<Prep
         .last()
         .and_then(|message| message["tool_calls"].as_array())
         .map_or_else(Vec::new, Clone::clone);
-    let salt = next.job.salt.as_deref();
+    let prompt = common_start(engine, &talk, &calls, next.job.salt.as_deref())?;
+    // The head of the answer is often not what stands before the answer that came back.
+    let base = shared(&prompt.tokens, &next.job.tokens);
+    Some(Prepared { prompt, base })
+}
+
+/// What all prompts begin with that go on from `talk`: with results of the calls that it ends
+/// with, else with something a user says. Whole pages; None when it is less than one.
+fn common_start(
+    engine: &Engine,
+    talk: &Conversation,
+    calls: &[Value],
+    salt: Option<&str>,
+) -> Option<Prompt> {
     let prompt_of = |saying: &str| {
         let mut talk = talk.clone();
-        match calls.as_slice() {
+        match calls {
             [] => talk
                 .messages
                 .push(json!({"role": "user", "content": saying})),
@@ -259,9 +312,7 @@ fn stable_prefix(engine: &Engine, next: &NextTurn, ids: &[Token]) -> Option<Prep
     for (range, _) in &mut prompt.spans {
         range.end = range.end.min(end);
     }
-    // The head of the answer is often not what stands before the answer that came back.
-    let base = shared(&prompt.tokens, &next.job.tokens);
-    (whole > 0).then_some(Prepared { prompt, base })
+    (whole > 0).then_some(prompt)
 }
 
 /// The conversation with the answer, as the client will send it back.
@@ -306,11 +357,11 @@ fn answered(engine: &Engine, next: &NextTurn, ids: &[Token]) -> Conversation {
 }
 
 /// Computes a prompt ahead and follows it to its end.
-async fn run(engine: &Arc<Engine>, next: &NextTurn, prepared: Prepared) {
+async fn run(engine: &Arc<Engine>, wish: Wish, prepared: Prepared) {
     let Prepared { prompt, base } = prepared;
     let ahead = engine.ahead();
     let tokens: Arc<[Token]> = prompt.tokens.into();
-    let salt = next.job.salt.clone();
+    let salt = wish.salt;
     let Some(look) = look(engine, salt.clone(), Arc::clone(&tokens)).await else {
         return;
     };
@@ -323,8 +374,8 @@ async fn run(engine: &Arc<Engine>, next: &NextTurn, prepared: Prepared) {
     }
     let submission = Submission {
         hints: Hints {
-            priority: next.job.hints.priority,
-            retention_s: next.job.hints.retention_s,
+            priority: wish.priority,
+            retention_s: wish.retention_s,
             spans: prompt.spans,
             ..Hints::default()
         },

@@ -23,6 +23,8 @@ use rootstock_engine::service::Visit;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::chat::ahead::Ahead;
+use crate::chat::conversation::Conversation;
 use crate::control::access::Caller;
 use crate::control::envelope::{self, Destination, Envelope, Target, Verb, Wanted};
 use crate::control::in_request;
@@ -82,6 +84,12 @@ type Told = (&'static str, Value);
 
 async fn carry_out(app: &App, wanted: Wanted, caller: &Caller) -> Result<Told, ApiError> {
     let salt = caller.salt.clone();
+    let program = match (&wanted.verb, &wanted.target) {
+        (Verb::Prefetch { compute: true, .. }, Target::Messages(fields)) => {
+            conversation(fields).ok()
+        }
+        _ => None,
+    };
     let about = match about(app, wanted.target, salt.as_deref()) {
         Ok(about) => about,
         Err(told) => return Ok(told),
@@ -91,8 +99,24 @@ async fn carry_out(app: &App, wanted: Wanted, caller: &Caller) -> Result<Told, A
         *priority = (*priority).min(caller.priority_max);
     }
     let service = app.engine.service();
-    let told = service.visit(move |at| act(at, verb, about, salt)).await;
-    told.map_err(|_| engine_dead())
+    let scope = salt.clone();
+    let told = service.visit(move |at| act(at, verb, about, scope)).await;
+    let told = told.map_err(|_| engine_dead())?;
+    Ok(match program {
+        Some(talk) => computed_ahead(app, talk, salt, told),
+        None => told,
+    })
+}
+
+/// What every prompt of a program begins with is computed, as far as it is not cached.
+fn computed_ahead(app: &App, talk: Conversation, salt: Option<String>, told: Told) -> Told {
+    let begun = Ahead::begin_with(&app.engine, talk, salt);
+    let (status, mut outcome) = told;
+    outcome["computed_ahead"] = begun.into();
+    match status {
+        "missing" | "clipped" if begun => ("deferred", outcome),
+        _ => (status, outcome),
+    }
 }
 
 enum About {
@@ -118,10 +142,14 @@ fn about(app: &App, target: Target, salt: Option<&str>) -> Result<About, Told> {
     }
 }
 
+fn conversation(fields: &Value) -> Result<Conversation, String> {
+    let fields = Fields::root(fields).map_err(|error| error.message)?;
+    messages::read(&fields).map_err(|error| error.message)
+}
+
 /// A conversation as a chat request would have it, in tokens.
 fn rendered(app: &App, fields: &Value, salt: Option<&str>) -> Result<Vec<Token>, String> {
-    let fields = Fields::root(fields).map_err(|error| error.message)?;
-    let talk = messages::read(&fields).map_err(|error| error.message)?;
+    let talk = conversation(fields)?;
     let prompt = app.engine.chat_prompt(&talk, salt);
     let prompt = prompt.map_err(|error| format!("messages cannot be used: {error}"))?;
     Ok(prompt.tokens)
@@ -207,7 +235,7 @@ fn action(core: &ServingCore, verb: Verb, target: Content) -> Result<Action, Str
             priority,
             seconds,
         },
-        Verb::Prefetch { to } => {
+        Verb::Prefetch { to, .. } => {
             let replica = to_replica(to);
             let replicas = core.config().replicas();
             if let Some(ReplicaId(rank)) = replica.filter(|to| usize::from(to.0) >= replicas) {
@@ -233,6 +261,7 @@ pub async fn expect_session(engine: &Engine, name: &str, salt: Option<&str>) {
         });
         let verb = Verb::Prefetch {
             to: Destination::Device,
+            compute: false,
         };
         if waits {
             let _what_is_gone_needs_nothing = act(at, verb, About::Session(name, prompt), salt);

@@ -67,6 +67,8 @@ pub enum Verb {
     Prefetch {
         /// Where to.
         to: Destination,
+        /// What no tier has is computed, below all client work.
+        compute: bool,
     },
     /// Bring down what lies on the device.
     Demote,
@@ -205,7 +207,15 @@ fn prefetch(payload: &Map<String, Value>) -> Result<Verb, String> {
             }
         },
     };
-    Ok(Verb::Prefetch { to })
+    let compute = match payload.get("compute") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(compute)) => *compute,
+        Some(other) => return Err(format!("compute is {other}; true and false are possible")),
+    };
+    if compute && !payload.contains_key("messages") {
+        return Err("compute needs messages, from which the prompt can be rendered".to_owned());
+    }
+    Ok(Verb::Prefetch { to, compute })
 }
 
 fn release(payload: &Map<String, Value>) -> Result<Verb, String> {
@@ -336,7 +346,7 @@ mod tests {
         };
         let payload = json!({"priority": -3, "retention_seconds": 60});
         assert_eq!(act("kv.retain", payload), retain);
-        let up = |to| Verb::Prefetch { to };
+        let up = |to| Verb::Prefetch { to, compute: false };
         let second = up(Destination::DeviceOf(2));
         assert_eq!(act("Prefetch", json!({"dp_rank": 2})), second);
         let device = act("Prefetch", json!({"destination": "GPU"}));
