@@ -5,6 +5,7 @@ pub(crate) mod agent;
 use crate::Lease;
 use crate::cache::PrefixCache;
 use crate::node::NIL;
+use crate::order::Place;
 use crate::policy::agent::{Group, Mark, Said};
 use rootstock_memory::Nanos;
 
@@ -85,8 +86,10 @@ impl PrefixCache {
                     self.closed(program, now);
                 }
             }
-            None if here.is_some() => self.give_up_answers(lease, last, now),
             None => {}
+        }
+        if here.is_some() {
+            self.strip_answers(lease, last, now);
         }
         if let Some(ranks) = self.agent.as_mut().and_then(|agent| agent.learn()) {
             for shelf in self.tiers.iter_mut().filter_map(|tier| tier.order.shelf()) {
@@ -124,10 +127,10 @@ impl PrefixCache {
         pages
     }
 
-    /// Without a name a conversation is known by its prefix: where a longer prompt leaves the path
-    /// right where an answer began, it went on without that answer, as templates do that strip
-    /// thinking. What is left of it is given up.
-    fn give_up_answers(&mut self, lease: &Lease, last: u32, now: Nanos) {
+    /// A conversation is known by its prefix: where a longer prompt leaves the path right where an
+    /// answer began, it went on without that answer, as templates do that strip thinking. What is
+    /// left of it goes first. An answer that another program used is that program's too.
+    fn strip_answers(&mut self, lease: &Lease, last: u32, now: Nanos) {
         let mut own = last;
         while !self.tree.node(own).is_root() && self.tree.node(own).depth > lease.own_from {
             own = self.tree.node(own).parent;
@@ -139,6 +142,7 @@ impl PrefixCache {
         if parent == NIL {
             return;
         }
+        let owner = lease.said.program.map_or(0, |program| program.0);
         let mut sibling = self.tree.node(parent).first_child;
         for _ in 0..SIBLINGS_MAX {
             if sibling == NIL {
@@ -147,21 +151,29 @@ impl PrefixCache {
             let node = self.tree.node(sibling);
             let agent = self.agent.as_ref();
             let is_answer =
-                agent.is_some_and(|agent| agent.is_answer(sibling, node, lease.asked_pages));
+                agent.is_some_and(|agent| agent.is_answer(sibling, node, lease.asked_pages, owner));
             let next = node.next_sibling;
             if is_answer && sibling != own {
-                self.give_up_below(sibling, now);
+                self.strip_below(sibling, now);
             }
             sibling = next;
         }
     }
 
-    /// Marks a node and what hangs below it as given up, as far as that is little.
-    fn give_up_below(&mut self, at: u32, now: Nanos) {
+    /// A node and what hangs below it, as far as that is little, goes first, whatever its
+    /// importance; not what is pinned or in use. A match takes that back.
+    fn strip_below(&mut self, at: u32, now: Nanos) {
         let mut left = vec![at];
         for _ in 0..BRANCH_MAX {
             let Some(at) = left.pop() else { break };
             self.give_up_node(at, now);
+            let node = self.tree.node(at);
+            for tier in &mut self.tiers {
+                let span = tier.span(at);
+                if span.resident && span.leases == 0 && !span.pinned {
+                    tier.change(at, node, Place::Tail, |span| span.spent = true);
+                }
+            }
             let mut child = self.tree.node(at).first_child;
             while child != NIL && left.len() < BRANCH_MAX {
                 left.push(child);

@@ -241,7 +241,8 @@ impl PrefixCache {
             || (self.write_policy == WritePolicy::Selective && important)
             || self.is_pinned(at)
             || (!self.tree.node(at).is_leaf() && self.only_in(tier, at));
-        kept && !there.resident && !there.incoming && !here.stuck
+        let worthless = here.spent && !self.is_pinned(at);
+        kept && !worthless && !there.resident && !there.incoming && !here.stuck
     }
 
     /// Evicts from the candidate `at` of a tier up to `missing` pages, from its end.

@@ -83,19 +83,28 @@ impl World {
 impl World {
     /// One turn from match to end: the answer follows the prompt.
     fn turn(&mut self, prompt: &[Token], answer: &[Token], now: Nanos) {
+        self.turn_of(prompt, answer, &Hints::default(), now);
+    }
+
+    /// A turn with hints, whose priority its pages have.
+    fn turn_of(&mut self, prompt: &[Token], answer: &[Token], hints: &Hints, now: Nanos) {
         let tokens = prompt;
         let key = Key {
             ns: self.ns,
             tokens,
         };
         let mut found = self.cache.match_lease(key, REPLICA, u32::MAX, now);
+        self.cache.describe(ME, &mut found.lease, hints);
         let missing = &tokens[found.device_tokens as usize..];
         for part in [missing, answer] {
             let count = u32::try_from(part.len()).unwrap();
             let (mut reservation, _) = self.cache.reserve(DEVICE, count, now).unwrap();
             let pages = self.cache.acquire(&mut reservation, count);
             self.cache.cancel(reservation);
-            let meta = SpanMeta::default();
+            let meta = SpanMeta {
+                priority: hints.priority,
+                ..SpanMeta::default()
+            };
             let _ = self.cache.extend(&mut found.lease, part, pages, &meta, now);
         }
         self.cache.end(found.lease, Fate::Keep, now);
@@ -167,6 +176,53 @@ fn thinking_does_not_outlive_the_turn_that_strips_it() {
     world.evict(2, 72 * SECOND);
     assert_eq!(world.cached(&[90, 91, 92, 93, 94]), 5);
     assert_eq!(world.cached(&[90, 91, 92, 95, 96]), 5);
+}
+
+/// Importance orders what may be asked for again; what a template has stripped will not be.
+#[test]
+fn what_a_template_strips_goes_first_whatever_its_priority_and_only_a_pin_keeps_it() {
+    for (program, pinned) in [(None, false), (Some("a"), false), (None, true)] {
+        let mut world = World::new(PolicyKind::Agent, 100);
+        let hints = Hints {
+            program: program.map(str::to_owned),
+            ..Hints::default()
+        };
+        world.turn(&[90, 91, 92], &[93, 94], SECOND);
+        let important = Hints {
+            priority: 9,
+            ..hints.clone()
+        };
+        world.turn_of(&[1, 2, 3], &[50, 51, 52, 60], &important, 2 * SECOND);
+        if pinned {
+            let target = Target::Prefix {
+                ns: world.ns,
+                tokens: vec![1, 2, 3, 50, 51, 52, 60],
+            };
+            let ttl = Ttl {
+                seconds: 600,
+                clamped: false,
+            };
+            world
+                .cache
+                .act(ME, &Action::Pin { target, ttl }, 3 * SECOND);
+        }
+        let next = [1, 2, 3, 60, 80];
+        world.turn_of(&next, &[55], &important, 60 * SECOND);
+        world.evict(4, 61 * SECOND);
+        let stripped = world.cached(&[1, 2, 3, 50, 51, 52, 60]);
+        let old = world.cached(&[90, 91, 92, 93, 94]);
+        let wanted = if pinned { (7, 1) } else { (3, 5) };
+        assert_eq!((stripped, old), wanted, "{program:?}, pinned: {pinned}");
+        assert_eq!(world.cached(&[1, 2, 3, 60, 80, 55]), 6);
+    }
+    // Who comes back to it takes that back.
+    let mut world = World::new(PolicyKind::Agent, 100);
+    world.turn(&[90, 91, 92], &[93, 94], SECOND);
+    world.turn(&[1, 2, 3], &[50, 51], 2 * SECOND);
+    world.turn(&[1, 2, 3, 60, 80], &[55], 30 * SECOND);
+    world.turn(&[1, 2, 3, 50, 51, 70], &[71], 60 * SECOND);
+    world.evict(5, 61 * SECOND);
+    assert_eq!(world.cached(&[1, 2, 3, 50, 51, 70, 71]), 7);
 }
 
 #[test]

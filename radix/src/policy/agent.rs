@@ -164,12 +164,13 @@ impl Agent {
         }
     }
 
-    /// Whether nobody by name uses a node, and it is part of an answer to a prompt shorter than
-    /// `asked` pages.
-    pub(crate) fn is_answer(&self, at: u32, node: &Node, asked: u32) -> bool {
+    /// Whether no program but `owner` (0 for none) uses a node, and it is part of an answer to a
+    /// prompt shorter than `asked` pages.
+    pub(crate) fn is_answer(&self, at: u32, node: &Node, asked: u32, owner: u64) -> bool {
         self.memos.get(at as usize).is_some_and(|memo| {
             let is_after_prompt = memo.asked > 0 && memo.asked <= node.depth;
-            memo.owner == 0 && is_after_prompt && memo.asked < asked
+            let is_own = memo.owner == 0 || memo.owner == owner;
+            is_own && is_after_prompt && memo.asked < asked
         })
     }
 
