@@ -251,6 +251,25 @@ fn check_13_a_childs_tail_goes_first_when_its_parent_has_the_result() {
 }
 
 #[test]
+fn a_session_whose_user_came_back_before_is_kept_for_the_next_time() {
+    let server = Server::parrot(ParrotSetup::default());
+    let session = [("x-claude-code-session-id", "talk")];
+    let kept = "rootstock_derived_hints_total{kind=\"human_gap\"}";
+    let mut messages = Vec::new();
+    for (turn, wanted) in [0.0, 1.0, 2.0].into_iter().enumerate() {
+        messages.push(json!({"role": "user", "content": format!("{turn}~well")}));
+        let body = agent_body(json!(messages), &["Read"]);
+        let answer = post(&server, "/v1/messages", &session, &body).json();
+        assert_eq!(server.metric(kept), wanted, "after turn {turn}");
+        messages.push(json!({"role": "assistant", "content": answer["content"]}));
+    }
+    let tree = server.get("/v1/kv/tree").json();
+    let nodes = tree["nodes"].as_array().unwrap();
+    let retained = nodes.iter().any(|node| node["priority"] == 1);
+    assert!(retained, "its prefix is more important for a while: {tree}");
+}
+
+#[test]
 fn what_is_derived_can_be_switched_off() {
     let server = Server::parrot(ParrotSetup {
         options: ApiOptions {

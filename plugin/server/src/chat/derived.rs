@@ -6,6 +6,7 @@
 //! | an answer of a child ends in text | its parent comes back: what it needs is brought up |
 //! | a parent asks again, and a child has ended in text | what that child alone used goes first |
 //! | an answer ends in calls | the session comes back soon: it is retained for a while |
+//! | an answer ends in text, and earlier ones were followed up soon | the same, as long as usual |
 //! | no tools, and an answer of a schema: a title, a note | a side request: priority -1 |
 //! | the name of a small model, and a larger one is loaded | priority -1 |
 //!
@@ -14,6 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rootstock::hints::ParsedHints;
 use rootstock::radix::{Action, Target, TenantId, Ttl};
@@ -30,6 +32,9 @@ const CHILDREN_MAX: usize = 64;
 const SIBLINGS_S: u64 = 120;
 /// How long a session is retained that waits for the results of its calls.
 const TOOL_GAP_S: u64 = 60;
+/// How long a session is retained, at least and at most, that waits for its user. Whoever usually
+/// needs more time than that is not waited for.
+const HUMAN_GAP_S: std::ops::RangeInclusive<u64> = 10..=600;
 /// Below everything that was said nothing about.
 const LOW: i32 = -1;
 /// Words in the names of small models.
@@ -46,6 +51,8 @@ pub enum Kind {
     ChildEnded,
     /// The next request is soon.
     ToolGap,
+    /// The next request is due when the user has usually read the answer.
+    HumanGap,
     /// Not what somebody waits for.
     SideRequest,
     /// A small model was asked for.
@@ -60,6 +67,7 @@ impl Kind {
             Kind::ParentDue => "parent_due",
             Kind::ChildEnded => "child_ended",
             Kind::ToolGap => "tool_gap",
+            Kind::HumanGap => "human_gap",
             Kind::SideRequest => "side_request",
             Kind::SmallModel => "small_model",
         }
@@ -79,6 +87,8 @@ pub struct Seen<'a> {
     pub has_schema: bool,
     /// Tokens of instructions and tools at the head of the prompt.
     pub head_tokens: u32,
+    /// When it came.
+    pub now: Instant,
 }
 
 /// The sessions that are known.
@@ -100,6 +110,10 @@ struct Session {
     running: u32,
     /// Its last answer ended in text: whoever started it has what was wanted.
     has_answered: bool,
+    /// When that was, until its user speaks again.
+    answered: Option<Instant>,
+    /// How long the user has usually taken.
+    human_gap: Option<Duration>,
     children: Vec<String>,
     /// Children that are announced and have not come.
     expected: u32,
@@ -134,7 +148,11 @@ impl Agents {
         let parent = parsed.hints.parent.as_ref().map(own);
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = inner.ended_children(&session);
-        inner.session(&session).running += 1;
+        let known = inner.session(&session);
+        known.running += 1;
+        if seen.has_tools || !seen.has_schema {
+            known.hear_user(seen.now);
+        }
         let is_first = parent.is_some_and(|parent| inner.is_first_child(&parent, &session));
         drop(inner);
         if is_first && seen.head_tokens > 0 {
@@ -160,6 +178,11 @@ impl Agents {
         (kinds, Some(turn))
     }
 
+    fn human_gap_s(&self, session: &str) -> Option<u64> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.sessions.get(session)?.human_gap_s()
+    }
+
     fn leave(&self, session: &str, calls: Option<&[String]>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = inner.sessions.get_mut(session) else {
@@ -168,8 +191,28 @@ impl Agents {
         known.running = known.running.saturating_sub(1);
         if let Some(calls) = calls {
             known.has_answered = calls.is_empty();
+            known.answered = calls.is_empty().then(crate::clock::now);
             known.expected = spawned(calls);
         }
+    }
+}
+
+impl Session {
+    /// Its user speaks: the time since the last answer counts a quarter of what is usual.
+    fn hear_user(&mut self, now: Instant) {
+        let Some(answered) = self.answered.take() else {
+            return;
+        };
+        let gap = now.saturating_duration_since(answered);
+        let usual = self.human_gap.map_or(gap, |usual| (usual * 3 + gap) / 4);
+        self.human_gap = Some(usual);
+    }
+
+    /// For how long to wait for its user: twice the usual time.
+    fn human_gap_s(&self) -> Option<u64> {
+        let seconds = self.human_gap?.as_secs().saturating_mul(2);
+        let (least, most) = (*HUMAN_GAP_S.start(), *HUMAN_GAP_S.end());
+        (seconds <= most).then(|| seconds.max(least))
     }
 }
 
@@ -178,14 +221,23 @@ impl AgentTurn {
     pub fn end(&mut self, calls: Vec<String>) -> Option<Kind> {
         let waits = !calls.is_empty();
         self.calls = Some(calls);
-        if waits {
+        let kept = match (waits, &self.parent) {
+            (true, _) => Some((Kind::ToolGap, TOOL_GAP_S)),
+            // Its parent goes on, and nobody speaks to it.
+            (false, Some(_)) => None,
+            (false, None) => {
+                let gap = self.agents.human_gap_s(&self.session);
+                gap.map(|seconds| (Kind::HumanGap, seconds))
+            }
+        };
+        if let Some((kind, seconds)) = kept {
             let sessions = vec![self.session.clone()];
-            act(self.engine.service(), sessions, |target| Action::Retain {
+            act(self.engine.service(), sessions, move |target| Action::Retain {
                 target,
                 priority: 1,
-                seconds: Some(TOOL_GAP_S),
+                seconds: Some(seconds),
             });
-            return Some(Kind::ToolGap);
+            return Some(kind);
         }
         let parent = self.parent.clone()?;
         let (engine, salt) = (Arc::clone(&self.engine), self.salt.clone());
@@ -324,7 +376,28 @@ mod tests {
             has_tools,
             has_schema: true,
             head_tokens: 100,
+            now: crate::clock::now(),
         }
+    }
+
+    #[test]
+    fn the_usual_time_of_a_user_is_waited_for_twice_unless_it_is_long() {
+        let mut session = Session::default();
+        let mut now = crate::clock::now();
+        assert_eq!(session.human_gap_s(), None, "nothing is known yet");
+        for (gap_s, waits_s) in [(40, Some(80)), (80, Some(100)), (0, Some(74)), (2000, None)] {
+            session.answered = Some(now);
+            now += Duration::from_secs(gap_s);
+            session.hear_user(now);
+            session.hear_user(now + Duration::from_secs(999));
+            assert_eq!(session.human_gap_s(), waits_s, "after {gap_s} s");
+        }
+        let mut quick = Session {
+            answered: Some(now),
+            ..Session::default()
+        };
+        quick.hear_user(now);
+        assert_eq!(quick.human_gap_s(), Some(10));
     }
 
     #[test]

@@ -143,6 +143,7 @@ impl Work {
                     .iter()
                     .any(|message| message.get("reasoning_content").is_some()),
             talk: talk.clone(),
+            only_odd: !self.parsed.hints.speculate,
             job: self.job(prompt, 1),
         });
         Turn::new(engine, places.collect(), next)
