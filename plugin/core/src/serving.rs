@@ -331,6 +331,11 @@ impl ServingCore {
         }
     }
 
+    /// The replica that has this request, from its admission to its last event.
+    pub fn replica_of(&self, request: RequestId) -> ReplicaId {
+        self.replicas.home(request)
+    }
+
     /// Moves all events so far to `out`, in order. Drain after each call that may emit: they are
     /// kept until then.
     pub fn drain_emits(&mut self, out: &mut Vec<Emit>) {

@@ -26,7 +26,8 @@ fn start(replicas: u16) -> Server {
 fn turn(server: &Server, messages: &[Value]) -> Value {
     let body = json!({
         "messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true,
-        "nvext": {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        "nvext": {"cache_control": {"type": "ephemeral", "ttl": "1h"},
+            "extra_fields": ["worker_id"]},
     });
     let answer = server.post("/v1/chat/completions", &body);
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -83,6 +84,8 @@ fn a_pin_made_on_one_replica_is_found_by_another_while_the_first_is_busy() {
             "the first is busy, so the second took both: {:?}",
             core.routes
         );
+        let worker = |answer: &Value| answer["nvext"]["worker_id"]["decode_worker_id"].clone();
+        assert_eq!([worker(&first), worker(&again), worker(&second)], [0, 1, 1]);
         let counts = |answer: &Value| {
             let usage = &answer["usage"];
             let prompt = usage["prompt_tokens"].as_u64().unwrap();

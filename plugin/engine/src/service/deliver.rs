@@ -77,6 +77,7 @@ impl CoreThread {
         };
         let event = match emit {
             Emit::Started {
+                request,
                 cached,
                 prompt_tokens,
                 ..
@@ -86,6 +87,7 @@ impl CoreThread {
                 Event::Started {
                     cached,
                     prompt_tokens,
+                    replica: self.core.replica_of(request),
                 }
             }
             Emit::Tokens {

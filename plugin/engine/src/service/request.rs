@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use rootstock::memory::ReplicaId;
 use rootstock::radix::{CacheError, FlushRefused, Hints, TenantId, Token};
 use rootstock::scheduler::{
     CachedTokens, Class, FinishReason, Logprobs, Reason, SamplingParams, Usage,
@@ -73,6 +74,8 @@ pub enum Event {
         cached: CachedTokens,
         /// Tokens of the prompt.
         prompt_tokens: u32,
+        /// Where it runs.
+        replica: ReplicaId,
     },
     /// Output, each token once.
     Tokens {

@@ -109,6 +109,8 @@ pub struct ChoiceUsage {
     pub ttft_ns: Option<u64>,
     /// What came of the pins asked for.
     pub pins: PinReport,
+    /// The index of the replica that computes it.
+    pub replica: u16,
 }
 
 /// The running answers of one HTTP request.
@@ -337,12 +339,14 @@ impl Generation {
             Some(Event::Started {
                 cached,
                 prompt_tokens,
+                replica,
             }) => {
                 if let Some(ticket) = &choice.ticket {
                     ticket.started(cached);
                 }
                 choice.usage.cached = cached;
                 choice.usage.prompt_tokens = prompt_tokens;
+                choice.usage.replica = replica.0;
                 choice.usage.queue_ns = nanos_since(choice.submitted);
                 if choice.counts_prompt {
                     self.metrics.started(prompt_tokens, cached);

@@ -88,9 +88,9 @@ impl NvextWish {
     }
 
     /// The object of a chunk with text: the worker, and the tokens since the last chunk.
-    pub fn of_text(&self, ids: &[u32]) -> Option<Value> {
+    pub fn of_text(&self, ids: &[u32], replica: u16) -> Option<Value> {
         let mut object = Map::new();
-        self.put_worker(&mut object);
+        self.put_worker(&mut object, replica);
         self.put_ids(&mut object, ids);
         some(object)
     }
@@ -98,7 +98,7 @@ impl NvextWish {
     /// The object of the last chunk of an answer.
     pub fn of_end(&self, finish: &Finish, ids: &[u32], usage: ChoiceUsage) -> Option<Value> {
         let mut object = Map::new();
-        self.put_worker(&mut object);
+        self.put_worker(&mut object, usage.replica);
         self.put_ids(&mut object, ids);
         self.put_end(&mut object, finish, usage);
         some(object)
@@ -107,7 +107,7 @@ impl NvextWish {
     /// The object of a whole answer. Token ids are those of the only choice, as Dynamo has it.
     pub fn of_whole(&self, finish: &Finish, generation: &Generation) -> Option<Value> {
         let mut object = Map::new();
-        self.put_worker(&mut object);
+        self.put_worker(&mut object, generation.usage(0).replica);
         if generation.len() == 1 {
             self.put_ids(&mut object, generation.ids(0));
         }
@@ -115,12 +115,13 @@ impl NvextWish {
         some(object)
     }
 
-    fn put_worker(&self, object: &mut Map<String, Value>) {
+    /// Replicas are the workers here, and what KV events call ranks.
+    fn put_worker(&self, object: &mut Map<String, Value>, replica: u16) {
         if self.worker_id {
             object.insert(
                 "worker_id".into(),
-                json!({"prefill_worker_id": 0, "prefill_dp_rank": 0,
-                    "decode_worker_id": 0, "decode_dp_rank": 0}),
+                json!({"prefill_worker_id": replica, "prefill_dp_rank": replica,
+                    "decode_worker_id": replica, "decode_dp_rank": replica}),
             );
         }
     }
@@ -228,7 +229,7 @@ mod tests {
     #[test]
     fn nothing_is_added_unless_asked_for() {
         let wish = wish(json!({"agent_hints": {"priority": "high"}}));
-        assert_eq!(wish.of_text(&[1]), None);
+        assert_eq!(wish.of_text(&[1], 0), None);
         assert_eq!(
             wish.of_end(&Finish::Length, &[1], ChoiceUsage::default()),
             None
@@ -245,13 +246,18 @@ mod tests {
         let end = wish.of_end(
             &Finish::StopString("x".into()),
             &[9],
-            ChoiceUsage::default(),
+            ChoiceUsage {
+                replica: 2,
+                ..ChoiceUsage::default()
+            },
         );
         let end = end.unwrap();
         assert_eq!(end["stop_reason"], "x");
         assert_eq!(end["prompt_token_ids"], json!([1, 2]));
         assert_eq!(end["completion_token_ids"], json!([9]));
-        assert_eq!(end["worker_id"]["decode_worker_id"], 0);
+        assert_eq!(end["worker_id"]["decode_worker_id"], 2);
+        let text = wish.of_text(&[9], 1).unwrap();
+        assert_eq!(text["worker_id"]["decode_dp_rank"], 1);
         assert_eq!(end["timing"]["kv_hit_rate"], 0.0, "no division by zero");
         assert!(
             end["ignored_fields"][0]

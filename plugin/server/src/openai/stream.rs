@@ -67,6 +67,7 @@ impl Voice for Chunks {
                     return;
                 };
                 let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+                let replica = generation.usage(choice).replica;
                 let mut chunk = match &said {
                     Said::Text(text) => {
                         let chunk = self.reply.text(choice, text, &tokens, *sent);
@@ -81,7 +82,7 @@ impl Voice for Chunks {
                         self.reply.piece(choice, piece, &tokens)
                     }
                 };
-                add_nvext(&mut chunk, self.wish.of_text(&ids));
+                add_nvext(&mut chunk, self.wish.of_text(&ids, replica));
                 out.push_back(sse::event(&chunk));
             }
             Part::End {
