@@ -135,6 +135,38 @@ fn a_call_is_followed_by_its_result_and_tools_stand_in_the_prompt() {
     assert!(server.metric(USED) >= 200.0);
 }
 
+/// Two turns without the hint: a call in some spacing, then its result. What the second had to
+/// compute.
+fn second_after_call(server: &Server, arguments: &str) -> u64 {
+    let city = long("Rome ");
+    let spelled = arguments.replace("$", city.trim_end());
+    let call = format!("<tool_call>\n{{\"name\":\"w\",\"arguments\":{spelled}}}\n</tool_call>");
+    let tools = json!([{"type": "function", "function": {"name": "w"}}]);
+    let question = json!({"role": "user", "content": format!("weather?~{call}")});
+    let body = json!({"messages": [question], "tools": tools});
+    let first = server
+        .post("/v1/chat/completions", &with_hint(body, false))
+        .json();
+    let calls = first["choices"][0]["message"]["tool_calls"].clone();
+    assert_eq!(calls[0]["function"]["name"], "w", "{first}");
+    if arguments.contains("\":\"") {
+        server.until_metric(WARMED, 250.0);
+    }
+    let answer = json!({"role": "assistant", "content": null, "tool_calls": calls});
+    let result = json!({"role": "tool", "tool_call_id": calls[0]["id"], "content": "21~fine"});
+    let body = json!({"messages": [question, answer, result], "tools": tools});
+    let second = server.post("/v1/chat/completions", &with_hint(body, false));
+    uncached(&second.json()["usage"])
+}
+
+#[test]
+fn a_call_in_an_odd_spacing_is_computed_ahead_as_it_will_come_back() {
+    let server = server(Some(TEMPLATE));
+    let fresh = second_after_call(&server, "{\"city\":\"$\"}");
+    assert!(fresh < 16 + 60, "{fresh} tokens had to be computed");
+    assert_eq!(server.metric(STARTED), 1.0);
+}
+
 #[test]
 fn messages_and_responses_compute_ahead_as_well_and_thoughts_that_come_back_are_stripped() {
     let server = server(Some(TEMPLATE));

@@ -1,5 +1,7 @@
 //! Speculative prefill: after a turn with `agent_hints.speculative_prefill`, what the next turn's
-//! prompt will begin with is computed ahead, while the user reads or the tool runs.
+//! prompt will begin with is computed ahead, while the user reads or the tool runs. So it is, unless
+//! hints are not derived, after a turn with a call in a spacing that no client sends back: in the
+//! conversation it stands in the template's.
 //!
 //! ```text
 //! a turn ends -> its answer as a message -> two made-up next turns, rendered and encoded
@@ -28,6 +30,7 @@ use serde_json::{Value, json};
 use crate::chat::conversation::Conversation;
 use crate::chat::message::Draft;
 use crate::engine_port::{Engine, Event, Job, Prompt};
+use crate::tools::prompt::spaced_json;
 use crate::tools::speech::{Said, Speech};
 
 /// Turns whose next prompt is being rendered, at most.
@@ -48,6 +51,8 @@ pub struct NextTurn {
     pub job: Job,
     /// Whether the client sends thoughts back.
     pub thoughts_come_back: bool,
+    /// Only when the answer has a call that comes back in another spacing.
+    pub only_odd: bool,
 }
 
 /// Counts of speculative prefill. All only grow.
@@ -274,6 +279,9 @@ fn stable_prefix(engine: &Engine, next: &NextTurn, ids: &[Token]) -> Option<Prep
         .last()
         .and_then(|message| message["tool_calls"].as_array())
         .map_or_else(Vec::new, Clone::clone);
+    if next.only_odd && !is_odd(&calls, &engine.text_of(ids)) {
+        return None;
+    }
     let prompt = common_start(engine, &talk, &calls, next.job.salt.as_deref())?;
     // The head of the answer is often not what stands before the answer that came back.
     let base = shared(&prompt.tokens, &next.job.tokens);
@@ -313,6 +321,12 @@ fn common_start(
         range.end = range.end.min(end);
     }
     (whole > 0).then_some(prompt)
+}
+
+/// Whether the arguments of a call stand in the answer otherwise than templates print them.
+fn is_odd(calls: &[Value], said: &str) -> bool {
+    let printed = |call: &Value| spaced_json(&call["function"]["arguments"]);
+    calls.iter().any(|call| !said.contains(&printed(call)))
 }
 
 /// The conversation with the answer, as the client will send it back.

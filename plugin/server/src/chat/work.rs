@@ -69,7 +69,8 @@ impl Work {
             .map_err(|error| error.of(prompt_field))?;
         let grammar = engine.grammar(talk, prompt.is_thinking)?;
         let marks = talk.marks.iter().zip(&prompt.marks);
-        let ahead = parsed.hints.speculate && ask.n == 1;
+        let has_tools = !talk.callable().is_empty();
+        let ahead = (parsed.hints.speculate || has_tools) && ask.n == 1;
         parsed.pin(marks.map(|(mark, tokens)| (*tokens, mark.ttl)));
         Ok(Work {
             rules: rules(engine, talk, &prompt),
@@ -80,7 +81,7 @@ impl Work {
             prompts: vec![prompt],
             prompt_field,
             shown: Some(Shown {
-                has_tools: !talk.callable().is_empty(),
+                has_tools,
                 has_schema: matches!(talk.format, Format::Schema(_) | Format::JsonObject),
             }),
             derived: Vec::new(),
@@ -103,6 +104,9 @@ impl Work {
 
     /// Adds the hints that nobody gave.
     fn derive(&mut self, app: &App) -> Option<AgentTurn> {
+        if app.agents.is_none() && !self.parsed.hints.speculate {
+            self.next = None;
+        }
         let (agents, shown) = (app.agents.as_ref()?, self.shown?);
         let spans = self.prompts.first().map_or(&[][..], |prompt| &prompt.spans);
         let is_head = |kind| matches!(kind, ContextKind::System | ContextKind::Tools);
@@ -113,6 +117,7 @@ impl Work {
             has_tools: shown.has_tools,
             has_schema: shown.has_schema,
             head_tokens: head.map_or(0, |(tokens, _)| tokens.end),
+            now: crate::clock::now(),
         };
         let (kinds, turn) = agents.arrive(&mut self.parsed, seen, &app.engine);
         kinds.iter().for_each(|kind| app.metrics.derived(*kind));
