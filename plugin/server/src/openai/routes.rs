@@ -325,7 +325,9 @@ fn read_echo(fields: &Fields<'_>, ask: &Ask) -> Result<bool, ApiError> {
     }
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && ask.sampling.logprobs.is_some() {
-        let message = "echo with logprobs is not supported: prompt tokens have no logprobs here";
+        let message = "echo with logprobs is not supported: prompt tokens may come from the cache, \
+            where they have no logprobs; leave out one of the two. To score a text, ask with \
+            what stands before each token as the prompt, max_tokens 1 and logprobs 20";
         return Err(ApiError::unsupported("echo", message));
     }
     Ok(echo)
