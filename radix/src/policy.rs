@@ -72,21 +72,18 @@ impl PrefixCache {
         // What was ephemeral is gone already.
         let node = self.tree.nodes.get(last as usize);
         let here = node.map(|node| (last, node.generation));
-        match lease.said.program {
-            Some(program) => {
-                let before = self.programs.ended(program, lease, here, now);
-                let is_left = |&(at, generation): &(u32, _)| self.is_node(at, generation);
-                if let Some((old, _)) = before.filter(is_left).filter(|_| here.is_some()) {
-                    self.give_up_branch(old, Some(last), program.0, now);
-                }
-                if here.is_some() {
-                    self.note_branch(program, last);
-                }
-                if lease.said.last {
-                    self.closed(program, now);
-                }
+        if let Some(program) = lease.said.program {
+            let before = self.programs.ended(program, lease, here, now);
+            let is_left = |&(at, generation): &(u32, _)| self.is_node(at, generation);
+            if let Some((old, _)) = before.filter(is_left).filter(|_| here.is_some()) {
+                self.give_up_branch(old, Some(last), program.0, now);
             }
-            None => {}
+            if here.is_some() {
+                self.note_branch(program, last);
+            }
+            if lease.said.last {
+                self.closed(program, now);
+            }
         }
         if here.is_some() {
             self.strip_answers(lease, last, now);

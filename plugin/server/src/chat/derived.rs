@@ -232,10 +232,12 @@ impl AgentTurn {
         };
         if let Some((kind, seconds)) = kept {
             let sessions = vec![self.session.clone()];
-            act(self.engine.service(), sessions, move |target| Action::Retain {
-                target,
-                priority: 1,
-                seconds: Some(seconds),
+            act(self.engine.service(), sessions, move |target| {
+                Action::Retain {
+                    target,
+                    priority: 1,
+                    seconds: Some(seconds),
+                }
             });
             return Some(kind);
         }
