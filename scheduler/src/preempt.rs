@@ -101,6 +101,10 @@ impl Scheduler {
             if self.claim.is_some() || draft.budget == 0 {
                 return;
             }
+            // Nobody gives way to one that waits for storage.
+            if self.is_read(cx, id) {
+                continue;
+            }
             let order = self.victims(|live| {
                 let spared = live.preemptions >= self.cfg.max_preemptions;
                 !spared && rank.outranks(live.rank(), gap)

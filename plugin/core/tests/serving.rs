@@ -401,7 +401,12 @@ fn copies_that_the_cache_begins_by_itself_come_out_with_the_next_plan() {
 }
 
 fn with_storage() -> ServingCore {
+    with_storage_and_seats(64)
+}
+
+fn with_storage_and_seats(seats: u32) -> ServingCore {
     let mut config = config(vec![16]);
+    config.scheduler.max_running = seats;
     config.cache.host_pages = 16;
     config.cache.storage_pages = 64;
     config.cache.write_policy = WritePolicy::Through;
@@ -485,6 +490,25 @@ fn a_request_waits_for_what_storage_is_asked_for_and_runs_whatever_comes() {
         let heard = run(&mut core, 13);
         assert_eq!(heard[&id].finals, [FinishReason::Length]);
     }
+    // Nobody gives way to one that waits for it, however important.
+    let mut core = with_storage_and_seats(1);
+    core.store_event(StoreEvent::Learned(stored_pages.clone()), 1);
+    let ns = core.namespace(&key("m", None, None)).expect("room");
+    let low = admit(&mut core, request(ns, vec![90; 6], 3), 2);
+    let plan = core.schedule(ReplicaId(0), 3).expect("the seat is free");
+    core.complete(ReplicaId(0), plan.id, &answer(&plan), 4);
+    let mut high = request(ns, prompt.clone(), 1);
+    high.hints.priority = 10;
+    let high = admit(&mut core, high, 5);
+    let reads = store_plans(&mut core);
+    let plan = core.schedule(ReplicaId(0), 6).expect("the other goes on");
+    assert!(plan.rows.iter().all(|row| row.request == low));
+    core.complete(ReplicaId(0), plan.id, &answer(&plan), 7);
+    stored(&mut core, &reads[0], false);
+    let plan = core.schedule(ReplicaId(0), 8).expect("a step");
+    assert!(plan.rows.iter().all(|row| row.request == high));
+    core.complete(ReplicaId(0), plan.id, &answer(&plan), 9);
+    run(&mut core, 10);
     // A core that goes with reads under way gives everything back.
     let mut core = with_storage();
     core.store_event(StoreEvent::Learned(stored_pages), 1);
