@@ -33,6 +33,7 @@ mod program;
 mod result;
 mod retain;
 mod room;
+pub mod slots;
 mod stats;
 mod storage;
 mod table;

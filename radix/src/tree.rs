@@ -45,6 +45,14 @@ impl Tree {
         }
     }
 
+    /// Forgets all nodes; new ones differ from them in their generation.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.runs.clear();
+        self.table = ChildTable::new();
+        self.roots = 0;
+    }
+
     pub(crate) fn node(&self, at: u32) -> &Node {
         &self.nodes[at as usize]
     }
