@@ -84,7 +84,9 @@ impl Scheduler {
     }
 
     fn load_of_decodes(&self, ids: &[RequestId]) -> StepLoad {
-        let running = ids.iter().filter_map(|id| self.live[id].running());
+        // Making room for one may have ended another.
+        let live = ids.iter().filter_map(|id| self.live.get(id));
+        let running = live.filter_map(Live::running);
         StepLoad::of(running.map(|run| (run.launched, 1)))
     }
 

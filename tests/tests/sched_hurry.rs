@@ -230,3 +230,34 @@ fn what_ends_while_it_is_overtaken_keeps_its_pages_until_it_lands() {
     assert_eq!(timed.world.scheduler.stats().draining, 0);
     timed.end();
 }
+
+#[test]
+fn who_ends_for_want_of_pages_in_a_hurried_step_is_not_asked_about_afterwards() {
+    let config = SchedulerConfig {
+        target_step_ms: 400,
+        max_preemptions: 0,
+        ..SchedulerConfig::default()
+    };
+    let mut timed = Timed {
+        world: World::new(3, config),
+        token_us: 4_000,
+        asked: Vec::new(),
+    };
+    // Step times become known by requests of less than a page, which leave nothing behind.
+    for _ in 0..3 {
+        timed.add(2, 12, 0.0);
+        timed.world.run_dry();
+    }
+    let least = timed.add(2, 100, 0.0);
+    let watched = timed.add(10, 100, 10.0);
+    timed.world.until_said(watched, 7);
+    let mut new = request(timed.world.ns, &prompt(90, 4), 3);
+    new.hints.jump_s = 10.0;
+    new.hints.priority = 5;
+    // It takes the last page, and the other's next token needs one more.
+    let hurried = timed.world.add(new);
+    let rows = timed.step();
+    assert!(has(&rows, hurried) && has(&rows, watched), "{rows:?}");
+    assert!(timed.world.ended(least));
+    timed.end();
+}
