@@ -4,9 +4,10 @@
 //! of a step, paged attention that reads K and V back from the arena, norms, rope and sampling.
 //! `cuda` (feature `cuda`) is the same for NVIDIA devices, found at run time.
 //!
-//! Batch invariance holds for every function of [`cpu`], and on request for those of `cuda`: an output element has one accumulation
-//! order, whatever the number of rows in the step, the chunking of a prompt, the page table or
-//! the number of threads. So a token is the same bit for bit, warm or cold, alone or in a batch.
+//! Batch invariance holds for every function of [`cpu`], and on request for those of `cuda`: an
+//! output element has one accumulation order, whatever the number of rows in the step, the
+//! chunking of a prompt, the page table or the number of threads. So a token is the same bit for
+//! bit, warm or cold, alone or in a batch.
 //!
 //! The crate knows pages and layouts of `rootstock-memory`; it knows no models, no requests and
 //! no files.

@@ -55,7 +55,11 @@ impl Draft {
 
     /// What its rows compute and read.
     pub(crate) fn load(&self) -> StepLoad {
-        StepLoad::of(self.rows.iter().map(|row| (row.first_pos, row.len)))
+        StepLoad::of(
+            self.rows
+                .iter()
+                .map(|row| (row.first_pos, row.len, row.draws)),
+        )
     }
 
     /// Takes a request's row back out.

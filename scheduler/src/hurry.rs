@@ -59,10 +59,7 @@ impl Scheduler {
         self.plan_decodes(cx, draft, kept);
         let alone = draft.load();
         let others = self.load_of_decodes(&put_off);
-        let with = StepLoad {
-            tokens: alone.tokens + others.tokens,
-            kv: alone.kv + others.kv,
-        };
+        let with = alone + others;
         if let (Some(alone), Some(with)) = (self.time.predict(alone), self.time.predict(with)) {
             let (more, of) = LONGER;
             if with.saturating_mul(of) <= alone.saturating_mul(more) {
@@ -87,7 +84,7 @@ impl Scheduler {
         // Making room for one may have ended another.
         let live = ids.iter().filter_map(|id| self.live.get(id));
         let running = live.filter_map(Live::running);
-        StepLoad::of(running.map(|run| (run.launched, 1)))
+        StepLoad::of(running.map(|run| (run.launched, 1, true)))
     }
 
     /// Whether it is worth a look for a step that overtakes the one in flight.
@@ -170,6 +167,6 @@ impl Scheduler {
     pub(crate) fn decode_load(&self) -> StepLoad {
         let running = self.running.iter().map(|id| &self.live[id]);
         let decoding = running.filter(|live| live.next() == Next::Decode);
-        StepLoad::of(decoding.map(|live| (live.running().map_or(0, |run| run.launched), 1)))
+        StepLoad::of(decoding.map(|live| (live.running().map_or(0, |run| run.launched), 1, true)))
     }
 }

@@ -1,12 +1,15 @@
 //! How long a step takes, learned from the steps that were: what a step budget and the worth of
 //! a cached token follow.
 //!
-//! Model: `ns = base + token * tokens + context * kv`, where `tokens` is what the step computes
-//! and `kv` the KV positions its rows read. Least squares over the steps seen, older ones
-//! counting less by a factor each step. Plain IEEE additions, multiplications and divisions in a
-//! fixed order, so that equal inputs give equal models on every machine.
+//! Model: `ns = base + token * tokens + draw * draws + one * kv_one + chunk * kv_chunk`, see
+//! [`StepLoad`]. Least squares of the relative errors over the steps seen, older ones counting
+//! less by a factor each step. Plain IEEE additions, multiplications and divisions in a fixed
+//! order, so that equal inputs give equal models on every machine.
+
+use std::ops::Add;
 
 use rootstock_memory::Nanos;
+use serde::Serialize;
 
 /// Weight of the past at each new step: half after some 70 steps.
 const FADE: f64 = 0.99;
@@ -14,30 +17,58 @@ const FADE: f64 = 0.99;
 const STEPS_MIN: u32 = 16;
 /// Longest step that is believed; a longer one is a machine that slept.
 const STEP_NS_MAX: Nanos = 60_000_000_000;
-/// Positions are counted in thousands, to keep the three unknowns of like size.
+/// Positions are counted in thousands, to keep the unknowns of like size.
 const KV_UNIT: f64 = 1e-3;
-/// Pull towards 0 that keeps the system solvable when all steps are alike.
-const RIDGE: f64 = 1e-3;
+/// Pull of each coefficient towards 0, which keeps the system solvable when all steps are alike.
+/// Least for the base: what cannot be told apart is the step's own.
+const RIDGE: [f64; N] = [1e-6, 1e-2, 1e-2, 1e-2, 1e-2];
+
+/// Nanoseconds of a step that counts as one of weight 1; a shorter one weighs more.
+const USUAL_NS: f64 = 1e7;
+/// Unknowns of the model.
+const N: usize = 5;
 
 /// What a step computes, as far as its time depends on it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct StepLoad {
     /// Positions computed.
     pub tokens: u32,
-    /// KV positions read by all rows.
-    pub kv: u64,
+    /// Rows that draw a token, for which the output matrix is read.
+    pub draws: u32,
+    /// KV positions read by rows of one token.
+    pub kv_one: u64,
+    /// KV positions read by rows of more, which share what they read.
+    pub kv_chunk: u64,
 }
 
 impl StepLoad {
-    /// StepLoad of rows of (first position, positions).
-    pub fn of(rows: impl Iterator<Item = (u32, u32)>) -> StepLoad {
-        rows.fold(StepLoad::default(), |load, (first_pos, len)| {
+    /// Load of rows of (first position, positions, whether it draws).
+    pub fn of(rows: impl Iterator<Item = (u32, u32, bool)>) -> StepLoad {
+        rows.map(|(first_pos, len, draws)| {
             let (first, len64) = (u64::from(first_pos), u64::from(len));
+            let kv = len64 * first + len64 * (len64 + 1) / 2;
+            let (kv_one, kv_chunk) = if len > 1 { (0, kv) } else { (kv, 0) };
             StepLoad {
-                tokens: load.tokens + len,
-                kv: load.kv + len64 * first + len64 * (len64 + 1) / 2,
+                tokens: len,
+                draws: draws.into(),
+                kv_one,
+                kv_chunk,
             }
         })
+        .fold(StepLoad::default(), StepLoad::add)
+    }
+}
+
+impl Add for StepLoad {
+    type Output = StepLoad;
+
+    fn add(self, other: StepLoad) -> StepLoad {
+        StepLoad {
+            tokens: self.tokens + other.tokens,
+            draws: self.draws + other.draws,
+            kv_one: self.kv_one + other.kv_one,
+            kv_chunk: self.kv_chunk + other.kv_chunk,
+        }
     }
 }
 
@@ -45,12 +76,12 @@ impl StepLoad {
 #[derive(Clone, Debug, Default)]
 pub struct StepTime {
     steps: u32,
-    /// Sums of products of (1, tokens, kv).
-    xx: [[f64; 3]; 3],
-    /// Sums of their products with the time.
-    xy: [f64; 3],
-    /// Nanoseconds: base, per token, per kv unit.
-    fit: [f64; 3],
+    /// Sums of products of the features over the time.
+    xx: [[f64; N]; N],
+    /// Sums of the same and 1.
+    xy: [f64; N],
+    /// Nanoseconds of each feature.
+    fit: [f64; N],
 }
 
 impl StepTime {
@@ -59,8 +90,9 @@ impl StepTime {
         if took == 0 || took > STEP_NS_MAX {
             return;
         }
-        let x = features(load);
-        let y = as_f64(took);
+        let weight = USUAL_NS / as_f64(took);
+        let x = features(load).map(|x| x * weight);
+        let y = USUAL_NS;
         for (row, &a) in self.xx.iter_mut().zip(&x) {
             for (cell, &b) in row.iter_mut().zip(&x) {
                 *cell = *cell * FADE + a * b;
@@ -87,10 +119,11 @@ impl StepTime {
         })
     }
 
-    /// Nanoseconds of a step with nothing in it, of a token computed, and of a KV position read.
-    pub fn coefficients(&self) -> [f64; 3] {
-        let [base, token, kv] = self.fit;
-        [base, token, kv * KV_UNIT]
+    /// Nanoseconds of a step with nothing in it, of a token computed, of a draw, and of a KV
+    /// position read by a row of one token and by one of more.
+    pub fn coefficients(&self) -> [f64; 5] {
+        let [base, token, draw, one, chunk] = self.fit;
+        [base, token, draw, one * KV_UNIT, chunk * KV_UNIT]
     }
 
     /// Nanoseconds of one more prompt token; None before enough was seen.
@@ -107,7 +140,7 @@ impl StepTime {
         kv_per_token: u64,
     ) -> Option<u32> {
         let fixed = self.predict(decodes)?;
-        let each = self.fit[1] + self.fit[2] * as_f64(kv_per_token) * KV_UNIT;
+        let each = self.fit[1] + self.fit[4] * as_f64(kv_per_token) * KV_UNIT;
         let left = as_f64(target.saturating_sub(fixed));
         let tokens = if each > 0.0 {
             left / each
@@ -118,17 +151,23 @@ impl StepTime {
     }
 }
 
-fn features(load: StepLoad) -> [f64; 3] {
-    [1.0, f64::from(load.tokens), as_f64(load.kv) * KV_UNIT]
+fn features(load: StepLoad) -> [f64; N] {
+    [
+        1.0,
+        f64::from(load.tokens),
+        f64::from(load.draws),
+        as_f64(load.kv_one) * KV_UNIT,
+        as_f64(load.kv_chunk) * KV_UNIT,
+    ]
 }
 
 /// Solves the normal equations for coefficients that are not negative: one that would be is left
 /// out and the rest solved again.
-fn solve(xx: [[f64; 3]; 3], xy: [f64; 3]) -> [f64; 3] {
-    let mut used = [true; 3];
+fn solve(xx: [[f64; N]; N], xy: [f64; N]) -> [f64; N] {
+    let mut used = [true; N];
     loop {
         let fit = solve_used(xx, xy, used);
-        let worst = (0..3)
+        let worst = (0..N)
             .filter(|&at| used[at])
             .min_by(|&a, &b| fit[a].total_cmp(&fit[b]));
         match worst {
@@ -139,18 +178,18 @@ fn solve(xx: [[f64; 3]; 3], xy: [f64; 3]) -> [f64; 3] {
 }
 
 /// Gaussian elimination of the symmetric positive definite system of the used unknowns.
-fn solve_used(mut m: [[f64; 3]; 3], mut y: [f64; 3], used: [bool; 3]) -> [f64; 3] {
-    for at in 0..3 {
-        m[at][at] += RIDGE;
-        for other in 0..3 {
+fn solve_used(mut m: [[f64; N]; N], mut y: [f64; N], used: [bool; N]) -> [f64; N] {
+    for at in 0..N {
+        m[at][at] += RIDGE[at];
+        for other in 0..N {
             if !used[at] || !used[other] {
                 m[at][other] = if at == other { 1.0 } else { 0.0 };
             }
         }
         y[at] = if used[at] { y[at] } else { 0.0 };
     }
-    for at in 0..3 {
-        for below in at + 1..3 {
+    for at in 0..N {
+        for below in at + 1..N {
             let (above, rest) = m.split_at_mut(below);
             let (pivot, row) = (&above[at], &mut rest[0]);
             let factor = row[at] / pivot[at];
@@ -160,9 +199,9 @@ fn solve_used(mut m: [[f64; 3]; 3], mut y: [f64; 3], used: [bool; 3]) -> [f64; 3
             y[below] -= factor * y[at];
         }
     }
-    let mut fit = [0.0; 3];
-    for at in (0..3).rev() {
-        let known: f64 = (at + 1..3).map(|col| m[at][col] * fit[col]).sum();
+    let mut fit = [0.0; N];
+    for at in (0..N).rev() {
+        let known: f64 = (at + 1..N).map(|col| m[at][col] * fit[col]).sum();
         fit[at] = (y[at] - known) / m[at][at];
     }
     fit
@@ -194,21 +233,33 @@ mod tests {
         for n in 0..200_u32 {
             let load = StepLoad {
                 tokens: 1 + n * 37 % 512,
-                kv: u64::from(n * 91 % 4000),
+                draws: n * 7 % 30,
+                kv_one: u64::from(n * 91 % 4000),
+                kv_chunk: u64::from(n * 57 % 9000),
             };
             model.learn(load, f(load));
         }
         model
     }
 
+    fn truth(load: StepLoad) -> u64 {
+        let computed = 50_000 * u64::from(load.tokens) + 300_000 * u64::from(load.draws);
+        2_000_000 + computed + 700 * load.kv_one + 90 * load.kv_chunk
+    }
+
     #[test]
     fn a_linear_machine_is_learned_to_a_percent() {
-        let model = taught(|l| 2_000_000 + 50_000 * u64::from(l.tokens) + 700 * l.kv);
-        for (tokens, kv) in [(1, 0), (64, 3000), (512, 100)] {
-            let truth = 2_000_000 + 50_000 * u64::from(tokens) + 700 * kv;
-            let guess = model
-                .predict(StepLoad { tokens, kv })
-                .expect("200 steps were seen");
+        let model = taught(truth);
+        for (tokens, draws, kv_one, kv_chunk) in [(1, 1, 0, 0), (64, 20, 3000, 0), (512, 1, 0, 900)]
+        {
+            let load = StepLoad {
+                tokens,
+                draws,
+                kv_one,
+                kv_chunk,
+            };
+            let guess = model.predict(load).expect("200 steps were seen");
+            let truth = truth(load);
             assert!(guess.abs_diff(truth) < truth / 100, "{guess} for {truth}");
         }
         let tokens = model
@@ -226,7 +277,7 @@ mod tests {
         for n in 0..400_u32 {
             let load = StepLoad {
                 tokens: 1 + n * 37 % 512,
-                kv: 0,
+                ..StepLoad::default()
             };
             model.learn(load, 100_000 * u64::from(load.tokens));
         }
@@ -238,16 +289,28 @@ mod tests {
     fn steps_that_are_all_alike_give_no_wild_model() {
         let mut model = StepTime::default();
         for _ in 0..100 {
-            model.learn(StepLoad { tokens: 8, kv: 800 }, 1_000_000);
+            model.learn(
+                StepLoad {
+                    tokens: 8,
+                    kv_one: 800,
+                    ..StepLoad::default()
+                },
+                1_000_000,
+            );
         }
         let guess = model
-            .predict(StepLoad { tokens: 8, kv: 800 })
+            .predict(StepLoad {
+                tokens: 8,
+                kv_one: 800,
+                ..StepLoad::default()
+            })
             .expect("100 steps were seen");
         assert!(guess.abs_diff(1_000_000) < 10_000, "{guess}");
         let double = model
             .predict(StepLoad {
                 tokens: 16,
-                kv: 1600,
+                kv_one: 1600,
+                ..StepLoad::default()
             })
             .expect("it is known");
         assert!((900_000..=2_200_000).contains(&double), "{double}");
@@ -257,10 +320,31 @@ mod tests {
     fn nothing_is_said_before_enough_was_seen_and_sleeps_are_not_learned() {
         let mut model = StepTime::default();
         for _ in 0..15 {
-            model.learn(StepLoad { tokens: 1, kv: 1 }, 1000);
+            model.learn(
+                StepLoad {
+                    tokens: 1,
+                    kv_one: 1,
+                    ..StepLoad::default()
+                },
+                1000,
+            );
         }
-        model.learn(StepLoad { tokens: 1, kv: 1 }, u64::MAX);
-        model.learn(StepLoad { tokens: 1, kv: 1 }, 0);
+        model.learn(
+            StepLoad {
+                tokens: 1,
+                kv_one: 1,
+                ..StepLoad::default()
+            },
+            u64::MAX,
+        );
+        model.learn(
+            StepLoad {
+                tokens: 1,
+                kv_one: 1,
+                ..StepLoad::default()
+            },
+            0,
+        );
         assert_eq!(model.predict(StepLoad::default()), None);
         assert_eq!(model.token_ns(), None);
     }

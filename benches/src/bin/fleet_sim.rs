@@ -1,5 +1,5 @@
 //! The agent fleet on the whole core in virtual time:
-//! `fleet_sim thrash|router [PROGRAMS [BASE_MS TOKEN_US KV_NS]]`.
+//! `fleet_sim thrash|router [PROGRAMS [BASE_MS TOKEN_US DRAW_US ONE_NS CHUNK_NS]]`.
 //!
 //! `thrash`: one replica with a third of the fleet's working set; program-aware admission off and
 //! on with several bounds of the wait. `router`: four replicas; the modes of the router, and
@@ -7,7 +7,7 @@
 //!
 //! Closed loop: 128 programs run at once, the next turn of each comes its tool's time after the
 //! last one ended, and a program that has ended is replaced. Steps take what a linear model says:
-//! the three figures given, such as `rootstock replay --exact` tells of a recorded run; they are
+//! the figures given, such as `rootstock replay --exact` tells of a recorded run; they are
 //! printed.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 #![expect(
@@ -33,8 +33,9 @@ const PAGE_TOKENS: u32 = 16;
 const ACTIVE: usize = 128;
 const SECOND: f64 = 1e9;
 
-/// A step: milliseconds, microseconds for a token computed, nanoseconds for a KV position read.
-const STEP: [f64; 3] = [8.0, 40.0, 6.0];
+/// A step: milliseconds, microseconds for a token computed and for one drawn, nanoseconds for a KV
+/// position read by a decode and by a chunk.
+const STEP: [f64; 5] = [8.0, 40.0, 500.0, 60.0, 6.0];
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -83,7 +84,7 @@ struct Sim<'a> {
     turns: &'a [Turns],
     core: ServingCore,
     ns: NamespaceId,
-    step: [f64; 3],
+    step: [f64; 5],
     events: BinaryHeap<Reverse<(Nanos, u64, What)>>,
     number: u64,
     now: Nanos,
@@ -97,17 +98,14 @@ fn main() {
     let word = |n: usize| std::env::args().nth(n);
     let programs = word(2).and_then(|n| n.parse().ok()).unwrap_or(300);
     let figure = |n: usize| word(n + 3).and_then(|f| f.parse().ok()).unwrap_or(STEP[n]);
-    let step = [figure(0), figure(1), figure(2)];
+    let step = [0, 1, 2, 3, 4].map(figure);
     let fleet = Fleet::new(1);
     let turns = turns_of(&fleet, programs);
     let working_set = working_set(&fleet, &turns);
     println!(
         "{} programs, {ACTIVE} at a time, which hold {working_set} tokens in the mean; a step: \
-         {} ms + {} us a token + {} ns a KV position",
+         {step:?} (ms, us a token, us a draw, ns a KV position of a decode, of a chunk)",
         turns.len(),
-        step[0],
-        step[1],
-        step[2]
     );
     let setups = match word(1).as_deref() {
         Some("router") => router_setups(working_set),
@@ -214,7 +212,7 @@ fn working_set(fleet: &Fleet, turns: &[Turns]) -> u32 {
     u32::try_from(all / count * ACTIVE as u64 + 4096).unwrap_or(u32::MAX)
 }
 
-fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup, step: [f64; 3]) -> Outcome {
+fn simulate(fleet: &Fleet, turns: &[Turns], setup: &Setup, step: [f64; 5]) -> Outcome {
     let config = CoreConfig {
         cache: CacheConfig {
             page_tokens: PAGE_TOKENS,
@@ -369,10 +367,15 @@ impl Sim<'_> {
         let Some(plan) = self.core.schedule(id, self.now) else {
             return;
         };
-        let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
-        let (tokens, kv) = (f64::from(load.tokens), load.kv as f64);
-        let [base_ms, token_us, kv_ns] = self.step;
-        let ns = base_ms * 1e6 + token_us * 1e3 * tokens + kv_ns * kv;
+        let load = StepLoad::of(
+            plan.rows
+                .iter()
+                .map(|row| (row.first_pos, row.len, row.sample.is_some())),
+        );
+        let [base_ms, token_us, draw_us, one_ns, chunk_ns] = self.step;
+        let us = token_us * f64::from(load.tokens) + draw_us * f64::from(load.draws);
+        let kv_ns = one_ns * load.kv_one as f64 + chunk_ns * load.kv_chunk as f64;
+        let ns = base_ms * 1e6 + us * 1e3 + kv_ns;
         self.out.busy_s[replica] += ns / SECOND;
         self.flying[replica] = Some(plan);
         self.push(self.now + ns as Nanos, What::Step { replica });

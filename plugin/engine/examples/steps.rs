@@ -76,7 +76,11 @@ fn run(backend: &mut CpuBackend, plan: &StepPlan) -> Result<Option<(StepLoad, u6
         after: Vec::new(),
         overtakes: false,
     };
-    let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
+    let load = StepLoad::of(
+        plan.rows
+            .iter()
+            .map(|row| (row.first_pos, row.len, row.sample.is_some())),
+    );
     let id = plan.id;
     let start = thread_cpu_ns()?;
     backend.launch(plan)?;
@@ -98,14 +102,16 @@ fn tell(steps: &[(StepLoad, u64)]) -> Result<(), AnyError> {
     let (Some(half), Some(most)) = (at(50), at(95)) else {
         return Err("too few steps to learn from".into());
     };
-    let [base, token, kv] = model.coefficients();
+    let [base, token, draw, one, chunk] = model.coefficients();
     writeln!(
         std::io::stdout(),
-        "{} steps, thread CPU time: {:.2} ms + {:.1} us a token + {kv:.2} ns a KV position; told \
-         ahead within {half:.1} % at the median, {most:.1} % at p95",
+        "{} steps, thread CPU time: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns a KV \
+         position of a decode + {chunk:.1} ns one of a chunk; told ahead within {half:.1} % at the \
+         median, {most:.1} % at p95",
         steps.len(),
         base / 1e6,
         token / 1e3,
+        draw / 1e3,
     )?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use rootstock::journal::{self, JournalError, ReplayEnd, StepSample};
-use rootstock::scheduler::{StepLoad, StepTime};
+use rootstock::scheduler::StepTime;
 
 /// A replay that found a difference, or could not run.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +88,7 @@ pub fn run(path: &Path, out: &mut impl Write) -> Result<(), ReplayError> {
 fn step_times(steps: &[StepSample]) -> Option<String> {
     let mut model = StepTime::default();
     let mut errors = Vec::new();
-    for &StepSample { tokens, kv, ns } in steps {
-        let load = StepLoad { tokens, kv };
+    for &StepSample { load, ns } in steps {
         if let Some(told) = model.predict(load).filter(|_| ns > 0) {
             errors.push(told.abs_diff(ns).saturating_mul(1_000) / ns);
         }
@@ -98,12 +97,15 @@ fn step_times(steps: &[StepSample]) -> Option<String> {
     errors.sort_unstable();
     let permille = |percent: usize| errors.get(errors.len() * percent / 100).copied();
     let (half, most) = (permille(50)?, permille(95)?);
-    let [base, token, kv] = model.coefficients();
-    let (base_ms, token_us) = (base / 1e6, token / 1e3);
+    let [base, token, draw, one, chunk] = model.coefficients();
     Some(format!(
-        "{} steps: {base_ms:.2} ms + {token_us:.1} us a token + {kv:.2} ns a KV position; told \
-         ahead within {}.{} % at the median, {}.{} % at p95",
+        "{} steps: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns a KV position of a \
+         decode + {chunk:.1} ns one of a chunk; told ahead within {}.{} % at the median, {}.{} % at \
+         p95",
         steps.len(),
+        base / 1e6,
+        token / 1e3,
+        draw / 1e3,
         half / 10,
         half % 10,
         most / 10,
@@ -114,14 +116,22 @@ fn step_times(steps: &[StepSample]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rootstock::scheduler::StepLoad;
 
     #[test]
     fn step_times_are_told_ahead_where_they_follow_the_load() {
         let step = |at: u64, noise: u64| {
-            let (tokens, kv) = (1 + at % 200, at * 37 % 5_000);
-            let ns = 8_000_000 + tokens * 40_000 + kv * 6 + at * noise % 20_000_000;
+            let (tokens, kv_one, kv_chunk) = (1 + at % 200, at * 37 % 5_000, at * 91 % 7_000);
+            let ns = 8_000_000 + tokens * 40_000 + kv_one * 60 + kv_chunk * 6;
             let tokens = u32::try_from(tokens).unwrap();
-            StepSample { tokens, kv, ns }
+            let load = StepLoad {
+                tokens,
+                draws: tokens % 7,
+                kv_one,
+                kv_chunk,
+            };
+            let ns = ns + u64::from(load.draws) * 500_000 + at * noise % 20_000_000;
+            StepSample { load, ns }
         };
         let even: Vec<_> = (0..500).map(|at| step(at, 0)).collect();
         let told = step_times(&even).unwrap();

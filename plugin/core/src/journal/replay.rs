@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use rootstock_memory::{Nanos, ReplicaId, StepId};
-use rootstock_scheduler::{StepLoad, StepPlan};
+use rootstock_scheduler::{Row, StepLoad, StepPlan};
 use serde::Serialize;
 
 use super::frame::{Entry, Frame, FrameReader, Header};
@@ -49,10 +49,8 @@ pub struct Mismatch {
 /// A step of the recorded run: what it computed and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepSample {
-    /// Positions computed.
-    pub tokens: u32,
-    /// KV positions read by all its rows.
-    pub kv: u64,
+    /// What it computed.
+    pub load: StepLoad,
     /// From its launch, or the end of the step before it, to its result.
     pub ns: Nanos,
 }
@@ -218,16 +216,17 @@ impl StepClock {
             self.flying.retain(|(of, _), _| *of != replica);
         }
         if !plan.rows.is_empty() {
-            let load = StepLoad::of(plan.rows.iter().map(|row| (row.first_pos, row.len)));
+            let draws = |row: &Row| (row.first_pos, row.len, row.sample.is_some());
+            let load = StepLoad::of(plan.rows.iter().map(draws));
             self.flying.insert((replica, plan.id), (load, now));
         }
     }
 
     fn landed(&mut self, replica: ReplicaId, step: StepId, now: Nanos) {
         let before = self.landed_at.insert(replica, now).unwrap_or(0);
-        if let Some((StepLoad { tokens, kv }, launched)) = self.flying.remove(&(replica, step)) {
+        if let Some((load, launched)) = self.flying.remove(&(replica, step)) {
             let ns = now.saturating_sub(launched.max(before));
-            self.samples.push(StepSample { tokens, kv, ns });
+            self.samples.push(StepSample { load, ns });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Speculative prefill: after a turn with `agent_hints.speculative_prefill`, what the next turn's
-//! prompt will begin with is computed ahead, while the user reads or the tool runs. So it is, unless
-//! hints are not derived, after a turn with a call in a spacing that no client sends back: in the
-//! conversation it stands in the template's.
+//! prompt will begin with is computed ahead, while the user reads or the tool runs. So it is,
+//! unless hints are not derived, after a turn with a call in a spacing that no client sends back:
+//! in the conversation it stands in the template's.
 //!
 //! ```text
 //! a turn ends -> its answer as a message -> two made-up next turns, rendered and encoded
