@@ -53,6 +53,8 @@ pub struct ModelInfo {
     pub name: String,
     /// Prompt and output of a request together, in tokens.
     pub max_model_len: u32,
+    /// Positions that the model was trained on; beyond them its text gets worse.
+    pub trained_len: u32,
     /// Number of token ids.
     pub vocab: u32,
     /// Names the arithmetic; part of the key of every cached page.

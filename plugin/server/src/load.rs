@@ -316,6 +316,12 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
             config.kv_dtype
         ),
     ];
+    if info.max_model_len > info.trained_len {
+        lines.push(format!(
+            "warning    the model was trained on {} tokens; beyond them its text gets worse",
+            info.trained_len
+        ));
+    }
     lines.push(match info.host_pages {
         0 => "host tier  none".to_owned(),
         host => format!(

@@ -26,6 +26,21 @@ fn complaint(output: &Output) -> String {
 }
 
 #[test]
+fn more_positions_than_the_model_was_trained_on_are_served_with_a_warning() {
+    let server = Running::start(&["--max-model-len", "6000"]);
+    let warned = |line: &String| line.starts_with("warning") && line.contains("4096");
+    assert!(server.lines.iter().any(warned), "{:?}", server.lines);
+    let body = format!("{{\"prompt\": {:?}, \"max_tokens\": 2}}", "x".repeat(5000));
+    let mut answer = String::new();
+    let mut asked = server.request("/v1/completions", &body);
+    asked.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("\"prompt_tokens\":5000"), "{answer}");
+    server.signal("-TERM");
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
 fn a_wrong_flag_exits_with_2_and_names_it() {
     let output = run(&["--isa", "neon"]);
     assert_eq!(output.status.code(), Some(2));

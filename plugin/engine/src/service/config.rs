@@ -273,20 +273,10 @@ impl ServiceConfig {
         }
     }
 
-    /// Longest request, for a model of `context` positions and `pages` pages.
-    ///
-    /// # Errors
-    /// More is asked for than the model has.
-    pub(super) fn model_len(&self, context: u32) -> Result<u32, EngineError> {
-        match self.max_model_len {
-            Some(len) if len > context => Err(EngineError::Config {
-                setting: "max_model_len",
-                found: len.to_string(),
-                wanted: format!("at most {context}, the positions of the model"),
-            }),
-            Some(len) => Ok(len),
-            None => Ok(context),
-        }
+    /// Longest request, for a model that was trained on `context` positions. Positions are angles,
+    /// which have no end: more may be asked for, and what is said there gets worse.
+    pub(super) fn model_len(&self, context: u32) -> u32 {
+        self.max_model_len.unwrap_or(context)
     }
 
     /// The configuration of the core.

@@ -128,7 +128,7 @@ impl Service {
         config.replicas = u16::try_from(backends.len()).unwrap_or(u16::MAX);
         let tiers = config.pages(page_bytes, identity.weight_bytes)?;
         let page = PageCost::of(&caps.layout);
-        let max_model_len = config.model_len(identity.context)?;
+        let max_model_len = config.model_len(identity.context);
         let mut core_config = config.core(tiers, page, max_model_len);
         core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
         let mut core = ServingCore::new(core_config)?;
@@ -139,6 +139,7 @@ impl Service {
         let info = ModelInfo {
             name: identity.name,
             max_model_len,
+            trained_len: identity.context,
             vocab: caps.vocab,
             numerics_id: caps.numerics_id.clone(),
             page_tokens: caps.layout.page_tokens(),
