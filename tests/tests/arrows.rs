@@ -187,8 +187,9 @@ fn nothing_below_the_core_brings_a_runtime_a_server_or_randomness() {
             "embedding rootstock would compile {never}"
         );
     }
+    // Features are those of the whole workspace: a validator of the tests brings allocator-api2.
     assert!(
-        names.len() <= 48,
+        names.len() <= 49,
         "{} crates to embed the core: {names:?}",
         names.len()
     );

@@ -11,6 +11,7 @@
 //! Source: the grammars are llguidance's; the trie is built from the model file's own bytes.
 
 mod calls;
+mod formats;
 mod masks;
 
 use std::fmt;
@@ -187,7 +188,9 @@ fn spaced(schema: &Value, lenient: bool) -> Value {
         "lenient": lenient,
     });
     schema.insert("x-guidance".into(), options);
-    Value::Object(schema)
+    let mut schema = Value::Object(schema);
+    formats::settle(&mut schema);
+    schema
 }
 
 fn check_length(bytes: usize) -> Result<(), GrammarError> {
