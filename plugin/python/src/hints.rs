@@ -68,6 +68,13 @@ impl Hints {
         self.about.hints.pins.len()
     }
 
+    /// Those prefixes: tokens (at most those of the prompt) and seconds.
+    #[getter]
+    fn pin_spans(&self) -> Vec<(u32, u64)> {
+        let pins = self.about.hints.pins.iter();
+        pins.map(|&(tokens, ttl)| (tokens, ttl.seconds)).collect()
+    }
+
     /// Fields that were not understood, with the reason.
     #[getter]
     fn ignored(&self) -> Vec<String> {

@@ -1,8 +1,9 @@
 //! The module `_rootstock` of the Python package `rootstock`.
 //!
-//! Two classes carry it: [`cache::Cache`], the prefix cache over buffers of token ids, and
+//! Three classes carry it: [`cache::Cache`], the prefix cache over buffers of token ids,
 //! [`blocks::Blocks`], the same cache for engines that count references to blocks (what
-//! `rootstock.vllm` grafts into vLLM). Every mistake is a Python exception with its numbers, and
+//! `rootstock.vllm` grafts into vLLM), and [`slots::SlotTree`] for engines that own their slots
+//! (`rootstock.sglang`). Every mistake is a Python exception with its numbers, and
 //! no call keeps an object of the caller.
 
 mod blocks;
@@ -10,6 +11,7 @@ mod cache;
 mod clock;
 mod failure;
 mod hints;
+mod slots;
 
 use pyo3::prelude::*;
 
@@ -24,6 +26,8 @@ mod _rootstock {
     use super::cache::Cache;
     #[pymodule_export]
     use super::hints::Hints;
+    #[pymodule_export]
+    use super::slots::SlotTree;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

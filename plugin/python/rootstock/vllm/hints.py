@@ -10,6 +10,7 @@ import zlib
 from typing import Any
 
 from rootstock import Hints
+from rootstock.actions import add_actions, names_a_program
 
 # Fields of `agent_hints` that may stand in `vllm_xargs` by themselves.
 FIELDS = (
@@ -54,9 +55,9 @@ def _read(request: Any, block_tokens: int) -> Hints | None:
         if isinstance(context, dict):
             context.setdefault("trajectory_final", bool(extra["session_final"]))
     if request.kv_hints is not None:
-        _add_actions(request.kv_hints, nvext, agent)
+        add_actions(request.kv_hints, nvext, agent)
     agent.setdefault("priority", -request.priority)
-    if request.session_id and not _names_a_program(nvext, agent):
+    if request.session_id and not names_a_program(nvext, agent):
         agent["program_id"] = request.session_id
     return Hints(
         json.dumps(nvext, default=str),
@@ -74,31 +75,3 @@ def _nvext_of(extra: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             nvext = None
     return dict(nvext) if isinstance(nvext, dict) else {}
-
-
-def _names_a_program(nvext: dict[str, Any], agent: dict[str, Any]) -> bool:
-    context = nvext.get("agent_context")
-    named = isinstance(context, dict) and ("trajectory_id" in context or "program_id" in context)
-    return named or "program_id" in agent
-
-
-def _add_actions(envelope: Any, nvext: dict[str, Any], agent: dict[str, Any]) -> None:
-    """The verbs of a `kv_hints` envelope that are about this request: pin, retain, release."""
-    for action in envelope.actions:
-        payload = action.payload if isinstance(action.payload, dict) else {}
-        kind = action.action_type.rsplit(".", 1)[-1].lower()
-        if kind == "pin":
-            ttl = payload.get("ttl", payload.get("ttl_s"))
-            if ttl is None and isinstance(payload.get("ttl_ms"), int | float):
-                ttl = max(1, int(payload["ttl_ms"] // 1000))
-            control = {"type": "ephemeral"} | ({"ttl": ttl} if ttl is not None else {})
-            nvext.setdefault("cache_control", control)
-        elif kind == "retain":
-            if "priority" in payload:
-                agent.setdefault("priority", payload["priority"])
-            if "seconds" in payload:
-                agent.setdefault("retention_seconds", payload["seconds"])
-        elif kind == "release":
-            context = nvext.setdefault("agent_context", {})
-            if isinstance(context, dict):
-                context.setdefault("trajectory_final", True)
