@@ -153,11 +153,36 @@ def agents(driver):
 
 
 def retraction(driver):
-    """Requests that gave way, with a queue for one."""
+    """Two that run and give way again and again, and one more, with a queue for one."""
     prompts = [[2, *((k * 97 + j * 13) % 1000 + 3 for j in range(40))] for k in range(3)]
-    driver.together(
-        [(f"{k}", prompts[k], 60, 0 if k < 2 else 0.15, {}) for k in range(len(prompts))]
-    )
+    sampling = {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+    async def one(k, running):
+        try:
+            answers = await driver.engine.async_generate(
+                input_ids=prompts[k], sampling_params=sampling, stream=True
+            )
+            tokens = []
+            async for answer in answers:
+                tokens = answer["output_ids"]
+                running[k].set()
+        except Exception as error:
+            running[k].set()
+            driver.tell(f"{k}", error=str(error)[:200])
+            return
+        reason = answer["meta_info"]["finish_reason"]
+        driver.tell(f"{k}", tokens=tokens, reason=reason["type"], message=reason.get("message"))
+
+    async def all_of_them():
+        running = [asyncio.Event() for _ in prompts]
+        first = [asyncio.ensure_future(one(0, running))]
+        # The queue is for one: what comes while another waits would be refused rightly.
+        await running[0].wait()
+        first.append(asyncio.ensure_future(one(1, running)))
+        await running[1].wait()
+        await asyncio.gather(*first, one(2, running))
+
+    driver.engine.loop.run_until_complete(all_of_them())
     for k, prompt in enumerate(prompts):
         driver.ask(f"alone {k}", prompt, new=60)
 

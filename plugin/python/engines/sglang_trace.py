@@ -67,18 +67,19 @@ def main() -> int:
     pages = int(trace[0].split()[1])
     said = {core: play(Sglang(core, pages), trace) for core in ("rootstock", "rust")}
     print("| host | admitted | pages cached | victims | short | ended |\n|---|---|---|---|---|---|")
-    rows = [table(who, lines) for who, lines in [("", golden), *(("", one) for one in said.values())]]
+    rows = {table("", lines) for lines in (golden, *said.values())}
     print(table("standalone scheduler", golden))
     print(table("SGLang, our tree core", said["rootstock"]))
     print(table("SGLang, its own", said["rust"]))
     pairs = zip(*said.values(), strict=True)
     wrong = [at for at, (one, other) in enumerate(pairs) if one != other]
-    wrong += [] if len(set(rows)) == 1 else [0]
+    wrong += [] if len(rows) == 1 else [0]
     apart = sum(one != other for one, other in zip(golden, said["rootstock"], strict=True))
     print(f"lines that differ from the scheduler's: {apart} of {len(golden)}")
     for at in wrong[:3]:
-        print(f"line {at + 2}: {said['rootstock'][at]!r}, SGLang's own core says {said['rust'][at]!r}")
-    print(f"test result: {'FAILED' if wrong else 'ok'}. {int(not wrong)} passed; {len(wrong)} failed;")
+        print(f"line {at + 2}: {said['rootstock'][at]!r}, its own core says {said['rust'][at]!r}")
+    verdict = "FAILED" if wrong else "ok"
+    print(f"test result: {verdict}. {int(not wrong)} passed; {len(wrong)} failed;")
     return int(bool(wrong))
 
 
