@@ -1,20 +1,18 @@
 //! The host side on the mock driver: what is missing, what is refused, where compiled code comes
 //! from, copies between tiers, and every call made to fail in turn.
 #![expect(
-    unsafe_code,
     clippy::unwrap_used,
     clippy::panic,
     clippy::cast_possible_truncation,
-    reason = "helpers of tests, with small numbers; the mock driver is asked by its C functions"
+    reason = "helpers of tests, with small numbers"
 )]
 
 #[path = "cuda/mock.rs"]
 mod mock;
 
-use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex};
 
-use mock::{Report, Variant, on_mock};
+use mock::{Mock, Variant, on_mock};
 use rootstock_kernels::cuda::{
     AttentionKernels, Batch, BatchRows, CodeOrigin, CudaCopies, CudaError, Device, DeviceBuffer,
     DevicePages, GeneralKernels, KvFormat, Numerics, PageShape, PinnedArena, Stream,
@@ -31,55 +29,6 @@ const HOST: Variant = Variant {
     sanitized: true,
     fault: None,
 };
-
-/// The functions of the mock driver that no real one has.
-struct Mock(libloading::Library);
-
-impl Mock {
-    fn new() -> Self {
-        // SAFETY: the library is the mock driver; it has no initializers of note.
-        Self(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
-    }
-
-    fn report(&self) -> Report {
-        let mut report = Report::default();
-        // SAFETY: the function has this type.
-        let ask = unsafe {
-            self.0
-                .get::<extern "C" fn(*mut Report) -> i32>(b"mock_report")
-        };
-        ask.unwrap()(&raw mut report);
-        report
-    }
-
-    /// The n-th call from now fails with this code; 0: none.
-    fn fail_at(&self, n: u64, code: i32) {
-        // SAFETY: the function has this type.
-        let set = unsafe {
-            self.0
-                .get::<extern "C" fn(u64, i32) -> i32>(b"mock_fail_at")
-        };
-        set.unwrap()(n, code);
-    }
-
-    /// The name of the call that was made to fail.
-    fn failed_call(&self) -> String {
-        // SAFETY: the function has this type.
-        let ask = unsafe {
-            self.0
-                .get::<extern "C" fn() -> *const c_char>(b"mock_failed_call")
-        };
-        // SAFETY: a text of the library that ends with a zero byte.
-        let name = unsafe { CStr::from_ptr(ask.unwrap()()) };
-        name.to_string_lossy().into_owned()
-    }
-
-    fn limit(&self, bytes: usize) {
-        // SAFETY: the function has this type.
-        let set = unsafe { self.0.get::<extern "C" fn(usize) -> i32>(b"mock_limit") };
-        set.unwrap()(bytes);
-    }
-}
 
 fn layout() -> KvLayout {
     KvLayout::new(LayoutSpec {

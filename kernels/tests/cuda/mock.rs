@@ -13,6 +13,7 @@
     reason = "shared by test binaries"
 )]
 
+use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -277,5 +278,58 @@ impl Report {
             self.programs,
             self.contexts,
         ]
+    }
+}
+
+/// The functions of the mock driver that no real one has.
+#[derive(Debug)]
+pub struct Mock(libloading::Library);
+
+impl Mock {
+    /// The driver of this process.
+    pub fn new() -> Self {
+        // SAFETY: the library is the mock driver; it has no initializers of note.
+        Self(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
+    }
+
+    /// What it holds and has done.
+    pub fn report(&self) -> Report {
+        let mut report = Report::default();
+        // SAFETY: the function has this type.
+        let ask = unsafe {
+            self.0
+                .get::<extern "C" fn(*mut Report) -> i32>(b"mock_report")
+        };
+        ask.unwrap()(&raw mut report);
+        report
+    }
+
+    /// The n-th call from now fails with this code; 0: none.
+    pub fn fail_at(&self, n: u64, code: i32) {
+        // SAFETY: the function has this type.
+        let set = unsafe {
+            self.0
+                .get::<extern "C" fn(u64, i32) -> i32>(b"mock_fail_at")
+        };
+        set.unwrap()(n, code);
+    }
+
+    /// The name of the call that was made to fail.
+    pub fn failed_call(&self) -> String {
+        // SAFETY: the function has this type.
+        let ask = unsafe {
+            self.0
+                .get::<extern "C" fn() -> *const c_char>(b"mock_failed_call")
+        };
+        // SAFETY: a text of the library that ends with a zero byte.
+        let name = unsafe { CStr::from_ptr(ask.unwrap()()) };
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Bytes of device memory.
+    pub fn limit(&self, bytes: usize) {
+        // SAFETY: the function has this type.
+        let set = unsafe { self.0.get::<extern "C" fn(usize) -> i32>(b"mock_limit") };
+        set.unwrap()(bytes);
     }
 }
