@@ -99,6 +99,13 @@ pub trait Masks: Debug + Send + Sync {
     /// everything is allowed. At least one bit is set. May wait for a grammar that is late.
     fn allowed(&self, request: RequestId, output_index: u32) -> Option<Arc<[u32]>>;
 
+    /// False where [`Masks::allowed`] allows everything for all outputs of a request, so that a
+    /// backend may draw without asking.
+    fn applies(&self, request: RequestId) -> bool {
+        let _any = request;
+        true
+    }
+
     /// This token was drawn.
     fn drawn(&self, request: RequestId, output_index: u32, token: Token);
 }

@@ -16,8 +16,8 @@
 mod buffers;
 mod copies;
 mod forward;
-mod plan_check;
-mod sampling;
+pub(crate) mod plan_check;
+pub(crate) mod sampling;
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;

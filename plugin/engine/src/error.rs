@@ -68,6 +68,10 @@ pub enum EngineError {
         #[source]
         source: KernelError,
     },
+    /// A CUDA device cannot be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] rootstock_kernels::cuda::CudaError),
     /// The kernels refused the machine, the sizes or the number of threads.
     #[error("the kernels cannot be set up")]
     Kernel(#[from] KernelError),

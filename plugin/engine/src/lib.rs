@@ -9,6 +9,8 @@
 
 pub mod constrained;
 pub mod cpu_backend;
+#[cfg(feature = "cuda")]
+pub mod cuda_backend;
 pub mod error;
 pub mod gguf;
 pub mod history;

@@ -12,6 +12,8 @@ mod load;
 mod rope;
 
 pub use config::{Architecture, ModelConfig};
+#[cfg(feature = "cuda")]
+pub(crate) use load::{Job, Source};
 pub use rope::RopeTable;
 
 use rootstock_kernels::{Isa, PackedMatrix};

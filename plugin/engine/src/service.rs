@@ -22,6 +22,8 @@ mod kv_teller;
 mod memory;
 mod request;
 mod start;
+#[cfg(feature = "cuda")]
+mod start_cuda;
 mod stats;
 mod store;
 mod visit;
@@ -35,7 +37,7 @@ use rootstock::radix::FlushRefused;
 use rootstock::scheduler::RequestId;
 
 pub use clock::Clock;
-pub use config::{JournalSink, KvEventSink, KvNews, ServiceConfig};
+pub use config::{DeviceChoice, JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
 pub use stats::{CachedTotals, Finished, Histogram, Stats};

@@ -11,6 +11,7 @@ use crate::options::{
 };
 use crate::router_options;
 use rootstock::RouterConfig;
+use rootstock_engine::service::DeviceChoice;
 
 const MIB: u64 = 1 << 20;
 
@@ -44,6 +45,8 @@ pub struct Config {
     pub port: u16,
     /// Bytes of each replica's KV cache.
     pub kv_cache_bytes: u64,
+    /// True when it was asked for; CUDA devices have another default.
+    pub kv_cache_asked: bool,
     /// Bytes of the host tier; `None` is decided once the size of a page is known.
     pub host_kv_bytes: Option<u64>,
     /// Share of the host tier that pins may hold.
@@ -96,6 +99,10 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels.
     pub isa: IsaName,
+    /// What computes.
+    pub device: DeviceChoice,
+    /// Whether CUDA's results may depend on what shares a step.
+    pub batch_invariant: bool,
     /// Where the journal is written.
     pub journal: Option<PathBuf>,
     /// Where KV events are published.
@@ -185,6 +192,7 @@ impl Config {
                 .unwrap_or_else(|| "127.0.0.1".to_owned()),
             port: options.port.unwrap_or(8000),
             kv_cache_bytes: kv_mib * MIB,
+            kv_cache_asked: options.kv_cache_mib.is_some(),
             host_kv_bytes: options.host_kv_mib.map(|mib| mib * MIB),
             pin_budget: options.pin_budget.unwrap_or(0.5),
             write_policy: options.write_policy.unwrap_or(WriteName::Selective),
@@ -211,6 +219,8 @@ impl Config {
             program_wait_s: options.program_wait_s.unwrap_or(60.0),
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
+            device: device(options.device.as_deref())?,
+            batch_invariant: options.batch_invariant.unwrap_or(false),
             journal: options.journal.clone(),
             kv_events: kv_events(options)?,
             http: HttpLimits {
@@ -237,6 +247,12 @@ impl Config {
         })
     }
 
+    /// Size of each replica's KV cache; None: what the devices have decides.
+    pub fn kv_cache_mib(&self) -> Option<u64> {
+        let decided = self.kv_cache_asked || self.device == DeviceChoice::Cpu;
+        decided.then_some(self.kv_cache_bytes / MIB)
+    }
+
     /// The configuration as options again, for `--print-config`: the output is a valid
     /// configuration file. What the model or the machine decides later stays absent.
     pub fn to_options(&self) -> Options {
@@ -246,7 +262,7 @@ impl Config {
             chat_template: self.chat_template.clone(),
             host: Some(self.host.clone()),
             port: Some(self.port),
-            kv_cache_mib: Some(self.kv_cache_bytes / MIB),
+            kv_cache_mib: self.kv_cache_mib(),
             host_kv_mib: self.host_kv_bytes.map(|bytes| bytes / MIB),
             pin_budget: Some(self.pin_budget),
             write_policy: Some(self.write_policy),
@@ -272,6 +288,12 @@ impl Config {
             program_wait_s: Some(self.program_wait_s),
             threads: self.threads,
             isa: Some(self.isa),
+            device: Some(match self.device {
+                DeviceChoice::Cpu => "cpu".to_owned(),
+                DeviceChoice::Auto => "auto".to_owned(),
+                DeviceChoice::Cuda(first) => format!("cuda:{first}"),
+            }),
+            batch_invariant: Some(self.batch_invariant),
             journal: self.journal.clone(),
             kv_events: kv_events.map(|kv| kv.events.to_string()),
             kv_events_replay: kv_events.map(|kv| {
@@ -367,6 +389,22 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("drain-timeout-s", options.drain_timeout_s, 0, 86400)
 }
 
+/// `cpu`, `cuda`, `cuda:N` or `auto`.
+fn device(name: Option<&str>) -> Result<DeviceChoice, ConfigError> {
+    let name = name.unwrap_or("cpu");
+    let number = match name {
+        "cpu" => return Ok(DeviceChoice::Cpu),
+        "auto" => return Ok(DeviceChoice::Auto),
+        "cuda" => Some(0),
+        _ => name.strip_prefix("cuda:").and_then(|n| n.parse().ok()),
+    };
+    number.map(DeviceChoice::Cuda).ok_or_else(|| ConfigError {
+        option: "device",
+        found: name.to_owned(),
+        wanted: "cpu, cuda, cuda:N or auto are possible".to_owned(),
+    })
+}
+
 fn in_range<T: PartialOrd + Copy + std::fmt::Display>(
     option: &'static str,
     value: Option<T>,
@@ -399,6 +437,27 @@ mod tests {
         assert_eq!(mib(Some(1 << 40)), 8192);
         assert_eq!(mib(Some(0)), 1);
         assert_eq!(mib(None), 1024);
+    }
+
+    #[test]
+    fn a_device_is_named_or_refused_and_comes_back_as_an_option() {
+        let config = |device: &str| {
+            let options = Options {
+                device: Some(device.to_owned()),
+                ..Options::default()
+            };
+            Config::new(&options, None)
+        };
+        assert_eq!(config("cuda").unwrap().device, DeviceChoice::Cuda(0));
+        let third = config("cuda:3").unwrap();
+        assert_eq!(third.to_options().device.as_deref(), Some("cuda:3"));
+        assert_eq!(third.to_options().kv_cache_mib, None, "the device decides");
+        assert_eq!(config("cpu").unwrap().to_options().kv_cache_mib, Some(1024));
+        let error = config("cuda:x").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "--device is cuda:x; cpu, cuda, cuda:N or auto are possible"
+        );
     }
 
     #[test]

@@ -160,6 +160,8 @@ impl Loader {
             name: config.isa.as_str(),
             source,
         })?;
+        // Before anything is downloaded for it.
+        Service::check_device(config.device, config.replicas)?;
         let mut line = ProgressLine::new("looking for the model");
         let model = source
             .resolve(&spec, &mut |progress| line.show(progress))
@@ -245,7 +247,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         }
     };
     Ok(ServiceConfig {
-        kv_cache_mib: Some(config.kv_cache_bytes >> 20),
+        kv_cache_mib: config.kv_cache_mib(),
         host_kv_mib: config.host_kv_bytes.map(|bytes| bytes >> 20),
         pin_budget: config.pin_budget,
         write_policy: match config.write_policy {
@@ -268,6 +270,8 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         },
         threads: config.threads,
         isa: Some(isa),
+        device: config.device,
+        batch_invariant: config.batch_invariant,
         max_in_flight: config.max_in_flight,
         step_tokens: config.step_tokens,
         target_step_ms: config.target_step_ms,
@@ -343,11 +347,11 @@ fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<Strin
             info.replicas
         ));
     }
-    lines.push(format!(
-        "CPU        {}, {} threads",
-        isa.name(),
-        threads(config)
-    ));
+    lines.push(if info.numerics_id.starts_with("cuda") {
+        format!("device     {}", info.numerics_id)
+    } else {
+        format!("CPU        {}, {} threads", isa.name(), threads(config))
+    });
     if let Some(journal) = &config.journal {
         lines.push(format!(
             "journal    {} (holds prompts: keep it private)",

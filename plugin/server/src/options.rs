@@ -197,6 +197,14 @@ options! {
     /// Instruction set of the CPU kernels [default: auto]
     #[arg(long, env = "ROOTSTOCK_ISA", value_name = "ISA")]
     isa: IsaName,
+    /// What computes: `cpu`, `cuda`, `cuda:N` (from device N on, one a replica), or `auto`, which
+    /// takes CUDA where there is a device [default: cpu]
+    #[arg(long, env = "ROOTSTOCK_DEVICE", value_name = "DEVICE")]
+    device: String,
+    /// On CUDA, a token's bits depend on nothing that shares its step, at some cost; the CPU is
+    /// always so [default: false]
+    #[arg(long, env = "ROOTSTOCK_BATCH_INVARIANT", value_name = "BOOL")]
+    batch_invariant: bool,
     /// Record every input of the core to this file, for `replay --exact`
     #[arg(long, env = "ROOTSTOCK_JOURNAL", value_name = "FILE")]
     journal: PathBuf,

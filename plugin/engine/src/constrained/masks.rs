@@ -133,6 +133,10 @@ impl Masks for GrammarMasks {
         }
     }
 
+    fn applies(&self, request: RequestId) -> bool {
+        self.shared.lock().contains_key(&request.0)
+    }
+
     fn drawn(&self, request: RequestId, output_index: u32, token: Token) {
         {
             let mut states = self.shared.lock();

@@ -8,14 +8,14 @@ use rootstock::memory::PageId;
 use rootstock::scheduler::{Row, RowInput, StepPlan};
 
 /// What a plan is checked against.
-pub(super) struct Limits {
-    pub(super) vocab: u32,
-    pub(super) pages: u32,
-    pub(super) page_tokens: u32,
+pub(crate) struct Limits {
+    pub(crate) vocab: u32,
+    pub(crate) pages: u32,
+    pub(crate) page_tokens: u32,
 }
 
 /// Refuses a plan with a row that cannot be computed.
-pub(super) fn check(plan: &StepPlan, limits: &Limits) -> Result<(), StepError> {
+pub(crate) fn check(plan: &StepPlan, limits: &Limits) -> Result<(), StepError> {
     for (index, row) in plan.rows.iter().enumerate() {
         if let Err(what) = check_row(plan, row, limits) {
             let message = format!("row {index}: {what}").into();

@@ -72,7 +72,8 @@ impl CpuBackend {
     }
 }
 
-fn draw(
+/// Draws one token as a plan asks for it.
+pub(crate) fn draw(
     spec: &SampleSpec,
     logits: &mut [f32],
     mask: Option<&[u32]>,

@@ -65,22 +65,24 @@ impl Model {
     }
 }
 
-/// One matrix to pack.
-struct Job {
-    name: String,
-    rows: usize,
-    cols: usize,
+/// One matrix to load.
+pub(crate) struct Job {
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
 }
 
-struct Source<'a> {
-    file: &'a Gguf,
-    config: &'a ModelConfig,
-    isa: Isa,
+/// A file's tensors, checked against its metadata.
+pub(crate) struct Source<'a> {
+    pub(crate) file: &'a Gguf,
+    pub(crate) config: &'a ModelConfig,
+    /// What matrices are packed for.
+    pub(crate) isa: Isa,
 }
 
 impl Source<'_> {
     /// All matrices: embedding, output if there is one, then `MATRICES` a layer.
-    fn jobs(&self) -> Vec<Job> {
+    pub(crate) fn jobs(&self) -> Vec<Job> {
         let c = self.config;
         let (dim, ffn) = (c.dim as usize, c.ffn as usize);
         let job = |name: &str, rows, cols| Job {
@@ -143,7 +145,7 @@ impl Source<'_> {
         })
     }
 
-    fn tensor(&self, name: &str, wanted: &[u64]) -> Result<TensorView<'_>, EngineError> {
+    pub(crate) fn tensor(&self, name: &str, wanted: &[u64]) -> Result<TensorView<'_>, EngineError> {
         let tensor = self
             .file
             .tensor(name)
@@ -160,14 +162,18 @@ impl Source<'_> {
         Ok(tensor)
     }
 
-    fn vector_opt(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
+    pub(crate) fn vector_opt(
+        &self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, EngineError> {
         if self.file.tensor(name).is_none() {
             return Ok(None);
         }
         self.vector(name, len).map(Some)
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
         let tensor = self.tensor(name, &[len as u64])?;
         let refused = || EngineError::TensorType {
             name: name.to_owned(),

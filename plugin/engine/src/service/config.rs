@@ -58,6 +58,18 @@ impl std::fmt::Debug for KvEventSink {
 /// Most replicas of one service.
 const REPLICAS_MAX: u16 = 64;
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// CUDA devices from this number on, one a replica.
+    Cuda(u32),
+    /// CUDA devices if there are as many as replicas, else the CPU.
+    Auto,
+}
+
 /// Pages that a request looks for in storage at a time although nobody told of them: others may
 /// write to the same store.
 const STORAGE_PROBES: u32 = 64;
@@ -132,6 +144,11 @@ pub struct ServiceConfig {
     pub threads: Option<usize>,
     /// Instruction set; None: the best of this CPU.
     pub isa: Option<Isa>,
+    /// What computes.
+    pub device: DeviceChoice,
+    /// On CUDA: a token's bits depend on nothing that shares its step, at some cost. The CPU is
+    /// always so.
+    pub batch_invariant: bool,
     /// Steps in flight, 1 or 2.
     pub max_in_flight: u8,
     /// Tokens a step may compute.
@@ -187,6 +204,8 @@ impl Default for ServiceConfig {
             kv_dtype: KvDtype::F16,
             threads: None,
             isa: None,
+            device: DeviceChoice::Cpu,
+            batch_invariant: false,
             max_in_flight: 1,
             step_tokens: scheduler.step_tokens,
             target_step_ms: scheduler.target_step_ms,
@@ -256,11 +275,18 @@ impl ServiceConfig {
                 ),
             });
         }
-        let device_bytes = u64::from(device) * page_bytes * replicas;
+        let device_bytes = match self.device {
+            DeviceChoice::Cpu => u64::from(device) * page_bytes * replicas,
+            // Elsewhere than in the memory of this process.
+            DeviceChoice::Cuda(_) | DeviceChoice::Auto => 0,
+        };
         let host = match (self.host_pages, self.host_kv_mib) {
             (Some(pages), _) => pages,
             (None, Some(mib)) => page_count(mib.saturating_mul(memory::MIB), page_bytes),
-            (None, None) => page_count(memory::host_default(free, device_bytes), page_bytes),
+            (None, None) => {
+                let device_bytes = u64::from(device) * page_bytes * replicas;
+                page_count(memory::host_default(free, device_bytes), page_bytes)
+            }
         };
         let wanted = device_bytes + u64::from(host) * page_bytes;
         match free {

@@ -18,6 +18,18 @@ pub(super) fn host_default(free: Option<u64>, device: u64) -> u64 {
     free.map_or(0, |free| (free / 4).min(device.saturating_mul(2)))
 }
 
+/// Left free on a CUDA device when nothing is asked for: activations, logits, and what the driver
+/// takes for its code.
+#[cfg(feature = "cuda")]
+const CUDA_RESERVE: u64 = 1 << 30;
+
+/// Bytes of a CUDA device's tier when nothing is asked for: nine tenths of what is free behind the
+/// weights and a reserve.
+#[cfg(feature = "cuda")]
+pub(super) fn cuda_default(free: u64) -> u64 {
+    free.saturating_sub(CUDA_RESERVE) / 10 * 9
+}
+
 /// Bytes that can be taken without swapping, where the system says so.
 pub(super) fn available() -> Option<u64> {
     parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
@@ -47,6 +59,13 @@ mod tests {
         assert_eq!(host_default(Some(1000), 100), 200);
         assert_eq!(host_default(Some(1000), 400), 250);
         assert_eq!(host_default(None, 400), 0);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_cuda_device_keeps_a_reserve() {
+        assert_eq!(cuda_default(11 << 30), 9 << 30);
+        assert_eq!(cuda_default(1 << 20), 0);
     }
 
     #[test]

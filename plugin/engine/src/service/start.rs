@@ -13,7 +13,7 @@ use rootstock_kernels::Isa;
 use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
-use super::config::PageCost;
+use super::config::{DeviceChoice, PageCost};
 use super::core_thread::{CoreThread, Message, Port};
 use super::engine_thread::EngineThread;
 use super::kv_teller::KvTeller;
@@ -44,7 +44,7 @@ pub struct ModelIdentity {
 }
 
 impl Service {
-    /// Loads a model onto the CPU and serves it.
+    /// Loads a model onto the CPU, or onto the devices that the settings name, and serves it.
     ///
     /// # Errors
     /// The file or a setting is refused, by name and number.
@@ -56,6 +56,44 @@ impl Service {
                 wanted: "1 to 1024 tokens".to_owned(),
             });
         }
+        match config.device {
+            DeviceChoice::Cpu => Self::start_on_cpu(file, config),
+            DeviceChoice::Cuda(first) => start_on_cuda(file, config, first),
+            DeviceChoice::Auto => {
+                let on_cpu = |config| ServiceConfig {
+                    device: DeviceChoice::Cpu,
+                    ..config
+                };
+                match cuda_devices() {
+                    Ok(count) if count >= u32::from(config.replicas) => {
+                        start_on_cuda(file, config, 0)
+                    }
+                    Ok(count) => {
+                        let replicas = config.replicas;
+                        tracing::info!(count, replicas, "fewer CUDA devices than replicas");
+                        Self::start_on_cpu(file, on_cpu(config))
+                    }
+                    Err(reason) => {
+                        tracing::info!(%reason, "the CPU computes");
+                        Self::start_on_cpu(file, on_cpu(config))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says why the device asked for cannot be used, without loading anything.
+    ///
+    /// # Errors
+    /// No such device, with the reason.
+    pub fn check_device(device: DeviceChoice, replicas: u16) -> Result<(), EngineError> {
+        match device {
+            DeviceChoice::Cpu | DeviceChoice::Auto => Ok(()),
+            DeviceChoice::Cuda(first) => check_cuda(first, replicas),
+        }
+    }
+
+    fn start_on_cpu(file: &Gguf, config: ServiceConfig) -> Result<Self, EngineError> {
         let isa = config.isa.unwrap_or_else(Isa::detect);
         let threads = config.compute_threads();
         let model = Arc::new(Model::load(file, isa, threads)?);
@@ -111,7 +149,7 @@ impl Service {
     }
 
     /// The same, with the bytes of the host tier where they are ours: storage needs them.
-    fn start_over(
+    pub(super) fn start_over(
         mut config: ServiceConfig,
         backends: Vec<Box<dyn Backend>>,
         identity: ModelIdentity,
@@ -294,7 +332,7 @@ fn start_thread(
         })
 }
 
-fn no_backend() -> EngineError {
+pub(super) fn no_backend() -> EngineError {
     EngineError::Config {
         setting: "backends",
         found: "0".to_owned(),
@@ -302,8 +340,39 @@ fn no_backend() -> EngineError {
     }
 }
 
+#[cfg(feature = "cuda")]
+use super::start_cuda::{check_cuda, cuda_devices, start_on_cuda};
+
+#[cfg(not(feature = "cuda"))]
+fn no_cuda() -> EngineError {
+    EngineError::Config {
+        setting: "device",
+        found: "cuda".to_owned(),
+        wanted: "cpu, because this program was built without CUDA".to_owned(),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn check_cuda(_first: u32, _replicas: u16) -> Result<(), EngineError> {
+    Err(no_cuda())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Result<u32, EngineError> {
+    Err(no_cuda())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn start_on_cuda(
+    _file: &Gguf,
+    _config: ServiceConfig,
+    _first: u32,
+) -> Result<Service, EngineError> {
+    Err(no_cuda())
+}
+
 /// Tells models apart by header and a sample of each tensor; the same file always gives the same.
-fn fingerprint(file: &Gguf) -> String {
+pub(super) fn fingerprint(file: &Gguf) -> String {
     let mut hash = Sha256::new();
     for (key, value) in file.values() {
         hash.update(key.as_bytes());

@@ -1,0 +1,135 @@
+//! Starting a service on CUDA devices, one a replica, over one host tier that all of them copy from
+//! and to.
+
+use std::sync::{Arc, Mutex};
+
+use rootstock::Backend;
+use rootstock::memory::KvArena;
+use rootstock_kernels::cuda::{CudaError, Device, Numerics, PinnedArena};
+
+use super::config::DeviceChoice;
+use super::memory;
+use super::start::{ModelIdentity, fingerprint};
+use super::{Service, ServiceConfig};
+use crate::cpu_backend::CpuBackend;
+use crate::cuda_backend::{self, CudaBackend, CudaBackendConfig};
+use crate::error::EngineError;
+use crate::gguf::Gguf;
+
+/// Devices that this process sees.
+pub(super) fn cuda_devices() -> Result<u32, CudaError> {
+    Device::count()
+}
+
+/// Says why `replicas` devices from `first` on cannot be used.
+pub(super) fn check_cuda(first: u32, replicas: u16) -> Result<(), EngineError> {
+    let count = Device::count()?;
+    let wanted = first.saturating_add(u32::from(replicas));
+    if wanted > count {
+        let reason =
+            format!("{replicas} from number {first} on were asked for, the driver finds {count}");
+        return Err(CudaError::NoDevice {
+            reason: reason.into(),
+        }
+        .into());
+    }
+    Ok(())
+}
+
+/// Loads a model onto the devices from `first` on and serves it.
+pub(super) fn start_on_cuda(
+    file: &Gguf,
+    config: ServiceConfig,
+    first: u32,
+) -> Result<Service, EngineError> {
+    let mut models = Vec::new();
+    for replica in 0..u32::from(config.replicas()?) {
+        models.push(cuda_backend::load(
+            file,
+            first + replica,
+            config.max_model_len,
+        )?);
+    }
+    let Some(model) = models.first() else {
+        return Err(super::start::no_backend());
+    };
+    let sizes = model.config();
+    let layout = CpuBackend::layout(sizes, config.page_size, config.kv_dtype)?;
+    let page_bytes = layout.page_bytes() as u64;
+    let mut free = u64::MAX;
+    for model in &models {
+        free = free.min(model.device().memory()?.free_bytes);
+    }
+    let config = ServiceConfig {
+        device: DeviceChoice::Cuda(first),
+        device_pages: Some(device_pages(&config, page_bytes, free)?),
+        ..config
+    };
+    let tiers = config.pages(page_bytes, model.weight_bytes())?;
+    let identity = ModelIdentity {
+        name: config
+            .model_name
+            .clone()
+            .unwrap_or_else(|| sizes.name.clone()),
+        revision: fingerprint(file),
+        context: sizes.context,
+        weight_bytes: model.weight_bytes(),
+    };
+    let settings = CudaBackendConfig {
+        pages: tiers.device,
+        page_tokens: config.page_size,
+        kv_dtype: config.kv_dtype,
+        max_in_flight: config.max_in_flight,
+        numerics: if config.batch_invariant {
+            Numerics::Invariant
+        } else {
+            Numerics::Fast
+        },
+        ..CudaBackendConfig::default()
+    };
+    let host = match tiers.host {
+        0 => None,
+        pages => Some(Arc::new(Mutex::new(KvArena::new(layout, pages)?))),
+    };
+    let pinned = match &host {
+        Some(arena) => Some(Arc::new(PinnedArena::new(
+            model.device(),
+            Arc::clone(arena),
+        )?)),
+        None => None,
+    };
+    let mut backends: Vec<Box<dyn Backend>> = Vec::new();
+    for model in models {
+        let name = model.device().name().to_owned();
+        let backend = CudaBackend::new(model, &settings, pinned.clone())?;
+        tracing::info!(device = name, kernels = ?backend.code_origin(), "a CUDA device computes");
+        backends.push(Box::new(backend));
+    }
+    let config = ServiceConfig {
+        device_pages: Some(tiers.device),
+        host_pages: Some(tiers.host),
+        ..config
+    };
+    Service::start_over(config, backends, identity, host)
+}
+
+/// Pages of each device, of which the fullest has `free` bytes.
+fn device_pages(config: &ServiceConfig, page_bytes: u64, free: u64) -> Result<u32, EngineError> {
+    let page_bytes = page_bytes.max(1);
+    let count = |bytes: u64| u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX - 1);
+    let pages = match (config.device_pages, config.kv_cache_mib) {
+        (Some(pages), _) => pages,
+        (None, Some(mib)) => count(mib.saturating_mul(memory::MIB)),
+        (None, None) => count(memory::cuda_default(free)),
+    };
+    let wanted = (u64::from(pages) + 1) * page_bytes;
+    if wanted > free {
+        return Err(CudaError::OutOfMemory {
+            what: "key-value pages; lower --kv-cache-mib",
+            wanted_bytes: wanted,
+            free_bytes: free,
+        }
+        .into());
+    }
+    Ok(pages)
+}
