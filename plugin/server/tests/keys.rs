@@ -86,7 +86,7 @@ fn start(model: &Path, keys: &Temporary, journal: &Temporary, log: &Temporary) -
     command
         .env("ROOTSTOCK_LOG", "trace")
         .stderr(File::create(&log.0).unwrap());
-    let child = command.spawn().unwrap();
+    let mut child = command.spawn().unwrap();
     for _ in 0..60_000 {
         let lines = String::from_utf8(log.bytes()).unwrap();
         let found = lines
@@ -98,6 +98,8 @@ fn start(model: &Path, keys: &Temporary, journal: &Temporary, log: &Temporary) -
         }
         std::thread::park_timeout(Duration::from_millis(2));
     }
+    child.kill().unwrap();
+    child.wait().unwrap();
     panic!(
         "it never listened: {}",
         String::from_utf8_lossy(&log.bytes())
