@@ -269,6 +269,10 @@ impl StoreEngine for Storage {
     fn stats(&self) -> StoreStats {
         Self::stats(self)
     }
+
+    fn close(self: Box<Self>) -> Vec<StoreEvent> {
+        Self::close(*self)
+    }
 }
 
 impl Drop for Storage {

@@ -195,6 +195,10 @@ pub trait StoreEngine: Send {
 
     /// What it did so far.
     fn stats(&self) -> StoreStats;
+
+    /// Ends it; returns what it had still to tell: an answer to each plan that was taken. Waits
+    /// for the one that is under way.
+    fn close(self: Box<Self>) -> Vec<StoreEvent>;
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 //! Each request ends with exactly one [`Event::Final`]: at its end, on a failed or panicked step,
 //! when its [`Ticket`] is dropped, and also when the engine itself is lost.
 
+mod attach;
 mod clock;
 mod config;
 mod core_thread;
@@ -36,6 +37,7 @@ use std::time::Duration;
 use rootstock::radix::FlushRefused;
 use rootstock::scheduler::RequestId;
 
+pub use attach::AttachError;
 pub use clock::Clock;
 pub use config::{DeviceChoice, JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
@@ -96,6 +98,7 @@ struct Inner {
     shared: Arc<Shared>,
     info: ModelInfo,
     limits: request::RequestLimits,
+    place: store::Place,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 

@@ -16,7 +16,7 @@ use crate::anthropic::routes as anthropic;
 use crate::chat::derived::Agents;
 use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
-use crate::control::{access, actions, flush, programs, stats, tree, why};
+use crate::control::{access, actions, flush, programs, stats, storage, tree, why};
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
@@ -57,6 +57,8 @@ pub struct App {
     pub keys: Option<Keys>,
     /// What requests of agent programs tell by themselves, unless that is switched off.
     pub agents: Option<Arc<Agents>>,
+    /// Whether clients on this machine may attach and detach a storage tier.
+    pub storage_control: bool,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -78,6 +80,8 @@ pub struct ApiOptions {
     pub keys: Option<Keys>,
     /// Whether hints are derived that nobody gave.
     pub derive_hints: bool,
+    /// Whether clients on this machine may attach and detach a storage tier.
+    pub storage_control: bool,
 }
 
 impl Default for ApiOptions {
@@ -88,6 +92,7 @@ impl Default for ApiOptions {
             signs: Signs::default(),
             keys: None,
             derive_hints: true,
+            storage_control: false,
         }
     }
 }
@@ -111,6 +116,7 @@ impl App {
             signs,
             keys,
             derive_hints,
+            storage_control,
         } = options;
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
@@ -122,6 +128,7 @@ impl App {
             signs,
             keys,
             agents: derive_hints.then(Arc::default),
+            storage_control,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
@@ -145,6 +152,10 @@ impl App {
         let everybodys = Router::new()
             .route("/flush_cache", post(flush::route))
             .route("/v1/kv/stats", get(stats::route))
+            .route(
+                "/v1/kv/storage",
+                post(storage::attach).delete(storage::detach),
+            )
             .route_layer(middleware::from_fn(access::from_this_machine));
         let near = middleware::from_fn_with_state(Arc::clone(self), access::near_or_with_key);
         let own = Router::new()

@@ -16,7 +16,7 @@ use rootstock_engine::service::DeviceChoice;
 const MIB: u64 = 1 << 20;
 
 /// Size of a storage tier that is asked for without one.
-const STORAGE_MIB: u64 = 16 << 10;
+pub const STORAGE_MIB: u64 = 16 << 10;
 
 /// Share of the free memory the KV cache takes by default, in percent, and its cap.
 const KV_SHARE_PERCENT: u64 = 40;
@@ -57,6 +57,8 @@ pub struct Config {
     pub storage: Option<String>,
     /// Size of the storage tier in MiB.
     pub storage_mib: u64,
+    /// Whether clients on this machine may attach and detach a storage tier.
+    pub storage_control: bool,
     /// Engines over the same weights.
     pub replicas: u16,
     /// Which of them a request goes to.
@@ -167,6 +169,7 @@ impl Config {
             compat: self.compat.into(),
             strip_preamble: self.strip_anthropic_preamble,
             derive_hints: self.derive_hints,
+            storage_control: self.storage_control,
             keys: self.api_keys.as_deref().map(Keys::read).transpose()?,
             ..ApiOptions::default()
         })
@@ -198,6 +201,7 @@ impl Config {
             write_policy: options.write_policy.unwrap_or(WriteName::Selective),
             storage: options.storage.clone(),
             storage_mib: options.storage_mib.unwrap_or(STORAGE_MIB),
+            storage_control: options.storage_control.unwrap_or(false),
             replicas,
             router: router_options::router_config(options),
             page_tokens: options.page_size.unwrap_or(16),
@@ -268,6 +272,7 @@ impl Config {
             write_policy: Some(self.write_policy),
             storage: self.storage.clone(),
             storage_mib: Some(self.storage_mib),
+            storage_control: Some(self.storage_control),
             replicas: Some(self.replicas),
             page_size: Some(self.page_tokens),
             kv_dtype: Some(self.kv_dtype),

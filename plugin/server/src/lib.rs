@@ -90,6 +90,7 @@ pub mod control {
     pub mod query;
     pub mod sessions;
     pub mod stats;
+    pub mod storage;
     pub mod tree;
     pub mod why;
 }

@@ -32,7 +32,7 @@ use crate::progress::ProgressLine;
 const KV_EVENTS_MAX: u32 = 1 << 16;
 
 /// What storage has not given after this time is computed.
-const STORAGE_PATIENCE: Duration = Duration::from_secs(2);
+pub const STORAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A model that is ready to serve.
 #[derive(Debug)]

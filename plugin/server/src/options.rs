@@ -71,6 +71,10 @@ options! {
     /// Size of the storage tier in MiB [default: 16384]
     #[arg(long, env = "ROOTSTOCK_STORAGE_MIB", value_name = "MIB")]
     storage_mib: u64,
+    /// Let clients on this machine attach and detach a storage tier at run time, by
+    /// `/v1/kv/storage` [default: false]
+    #[arg(long, env = "ROOTSTOCK_STORAGE_CONTROL", value_name = "BOOL")]
+    storage_control: bool,
     /// Engines over the same weights and the same host tier [default: 1]
     #[arg(long, env = "ROOTSTOCK_REPLICAS", value_name = "COUNT")]
     replicas: u16,

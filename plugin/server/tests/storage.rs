@@ -12,7 +12,10 @@ mod running;
 #[path = "support/stored.rs"]
 mod stored;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use running::Running;
@@ -186,4 +189,90 @@ fn the_secrets_of_an_address_are_not_shown() {
         text.contains("ftp://host/x") && !text.contains("secret"),
         "{text}"
     );
+}
+
+/// Asks the route that attaches and detaches; the status.
+fn storage(server: &Running, method: &str, body: &str) -> u16 {
+    let mut socket = TcpStream::connect(&server.address).unwrap();
+    let length = body.len();
+    let head = format!("{method} /v1/kv/storage HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+    let request = format!("{head}content-length: {length}\r\n\r\n{body}");
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    text[9..12].parse().unwrap()
+}
+
+/// Runs `act` while conversations are asked for, each of which has to say what it said before.
+fn under_load(server: &Running, texts: &[String], act: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        for first in 0..2 {
+            scope.spawn(move || {
+                for number in (first..).step_by(2) {
+                    let conversation = number % texts.len();
+                    let said = ask(server, 500 + conversation as u64).text;
+                    assert_eq!(said, texts[conversation]);
+                    if stop.load(Ordering::Acquire) {
+                        return;
+                    }
+                }
+            });
+        }
+        act();
+        stop.store(true, Ordering::Release);
+    });
+}
+
+#[test]
+fn a_store_comes_and_goes_under_load_and_no_text_changes() {
+    let folder = folder("server-attached");
+    let wanted = format!(
+        "{{\"uri\": \"{}\", \"quota_mib\": 64}}",
+        address_of(&folder)
+    );
+    let fixed = [
+        "--storage-control",
+        "true",
+        "--write-policy",
+        "through",
+        "--host-kv-mib",
+        "4",
+    ];
+    let one = Running::start(&fixed);
+    let known = ask(&one, 7);
+    let texts: Vec<String> = (0..6).map(|number| ask(&one, 500 + number).text).collect();
+    under_load(&one, &texts, || {
+        assert_eq!(storage(&one, "DELETE", ""), 409, "there is none");
+        assert_eq!(storage(&one, "POST", "{\"uri\": \"nowhere://x\"}"), 400);
+        assert_eq!(storage(&one, "POST", &wanted), 200);
+        assert_eq!(storage(&one, "POST", &wanted), 409, "there is one");
+        assert_eq!(ask(&one, 7).text, known.text);
+        // The six have two halves in common and six of their own; the seventh shares nothing.
+        until(&one, "pages", 5 * PAGES);
+    });
+    drop(one);
+    let two = Running::start(&fixed);
+    under_load(&two, &texts, || {
+        assert_eq!(storage(&two, "POST", &wanted), 200);
+        until(&two, "pages", 5 * PAGES);
+        let found = ask(&two, 7);
+        assert_eq!((&found.text, found.storage), (&known.text, WHOLE));
+        assert_eq!(storage(&two, "DELETE", ""), 200);
+        let before = files(&folder);
+        let again = ask(&two, 7);
+        assert_eq!((again.text, again.storage), (known.text, 0));
+        let fresh = ask(&two, 8);
+        assert_eq!(
+            (fresh.storage, files(&folder)),
+            (0, before),
+            "nothing touches it"
+        );
+        // And comes back.
+        assert_eq!(storage(&two, "POST", &wanted), 200);
+        until(&two, "pages", PAGES);
+    });
+    assert_eq!(storage(&Running::start(&[]), "POST", &wanted), 403);
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -72,7 +72,7 @@ pub enum DeviceChoice {
 
 /// Pages that a request looks for in storage at a time although nobody told of them: others may
 /// write to the same store.
-const STORAGE_PROBES: u32 = 64;
+pub(super) const STORAGE_PROBES: u32 = 64;
 
 /// Hand-over, look at the queue and acknowledgement of a copy on the CPU.
 const COPY_NS: u32 = 300_000;

@@ -11,13 +11,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rootstock::ServingCore;
-use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, StoreEngine};
+use rootstock::memory::{CopyDone, Nanos, ReplicaId, StepId, StoreEngine, StoreEvent};
 use rootstock::radix::{FlushRefused, NamespaceKey};
 use rootstock::scheduler::{
     Admission, Class, Emit, FailKind, FinishReason, NewRequest, RequestId, StepPlan,
 };
 
 use super::Shared;
+use super::attach::{Arrival, Departure};
 use super::clock::Clock;
 use super::deliver::Live;
 use super::engine_thread::{Outcome, text};
@@ -55,6 +56,12 @@ pub(super) enum Message {
     Step(Box<Outcome>),
     /// Copies are over.
     Copies(Vec<CopyDone>),
+    /// A storage tier is to be used.
+    Attach(Arrival),
+    /// The storage tier is to be used no more.
+    Detach(Departure),
+    /// A store has ended, and had this to tell.
+    StoreEnded(Vec<StoreEvent>),
     /// An engine thread has ended.
     EngineGone(ReplicaId),
     /// The last handle is gone.
@@ -213,6 +220,9 @@ impl CoreThread {
                 done.into_iter()
                     .for_each(|done| self.core.copy_done(done, now));
             }
+            Message::Attach(arrival) => self.attach(arrival),
+            Message::Detach(departure) => self.detach(&departure, now),
+            Message::StoreEnded(rest) => self.store_ended(rest, now),
             Message::EngineGone(replica) => self.engine_gone(replica, now),
             Message::Stop => {
                 self.end_all(FinishReason::Aborted, now);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rootstock::journal::Journal;
-use rootstock::memory::{KvArena, KvLayout, ReplicaId, StoreEngine};
+use rootstock::memory::{KvArena, ReplicaId};
 use rootstock::radix::NamespaceKey;
 use rootstock::{Backend, Masks, ServingCore};
 use rootstock_kernels::Isa;
@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::config::{DeviceChoice, PageCost};
-use super::core_thread::{CoreThread, Message, Port};
+use super::core_thread::{CoreThread, Port};
 use super::engine_thread::EngineThread;
 use super::kv_teller::KvTeller;
 use super::request::RequestLimits;
 use super::stats::Stats;
-use super::store::{self, StorageConfig};
+use super::store::{self, Place, StorageConfig};
 use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
 use crate::constrained::GrammarMasks;
 use crate::cpu_backend::{CpuBackend, CpuBackendConfig, SharedArena};
@@ -187,6 +187,11 @@ impl Service {
             page_bytes,
             weight_bytes: identity.weight_bytes,
         };
+        let place = Place {
+            host,
+            layout: caps.layout,
+            numerics: caps.numerics_id.clone(),
+        };
         let namespace = NamespaceKey {
             model: identity.revision,
             numerics: caps.numerics_id,
@@ -209,8 +214,7 @@ impl Service {
                 namespace,
                 kv_events: config.kv_events.map(KvTeller::new),
                 storage: config.storage,
-                layout: caps.layout,
-                host,
+                place,
             },
         )
     }
@@ -222,8 +226,7 @@ struct Parts {
     namespace: NamespaceKey,
     kv_events: Option<KvTeller>,
     storage: Option<StorageConfig>,
-    layout: KvLayout,
-    host: Option<SharedArena>,
+    place: Place,
 }
 
 fn spawn(
@@ -272,7 +275,10 @@ fn spawn(
             flying: VecDeque::new(),
         });
     }
-    let storage = open_storage(&parts, &inbox)?;
+    let storage = match &parts.storage {
+        Some(config) => Some(store::open(config, &parts.place, store::waker(&inbox))?),
+        None => None,
+    };
     let mut core = CoreThread {
         core,
         clock,
@@ -298,25 +304,12 @@ fn spawn(
         shared,
         info: parts.info,
         limits: parts.limits,
+        place: parts.place,
         threads: Mutex::new(threads),
     };
     Ok(Service {
         inner: Arc::new(inner),
     })
-}
-
-fn open_storage(
-    parts: &Parts,
-    inbox: &flume::Sender<Message>,
-) -> Result<Option<Box<dyn StoreEngine>>, EngineError> {
-    let Some(config) = &parts.storage else {
-        return Ok(None);
-    };
-    let inbox = inbox.clone();
-    // A full inbox wakes the core thread by itself.
-    let wake = move || drop(inbox.try_send(Message::Wake));
-    let (host, numerics) = (parts.host.clone(), &parts.namespace.numerics);
-    store::open(config, host, parts.layout, numerics, wake).map(Some)
 }
 
 fn start_thread(

@@ -1,11 +1,13 @@
 //! The storage tier of a service: plans of the core go to a store's worker, what it tells comes
 //! back. Without the feature `storage` no address is known.
 
+use std::fmt;
 use std::time::Duration;
 
 use rootstock::ServingCore;
 use rootstock::memory::{KvLayout, Nanos, StoreEngine, StoreEvent, without_secrets};
 
+use super::core_thread::Message;
 use crate::cpu_backend::SharedArena;
 use crate::error::EngineError;
 
@@ -28,23 +30,44 @@ impl StorageConfig {
     }
 }
 
+/// What a store works with.
+#[derive(Clone)]
+pub(super) struct Place {
+    /// The bytes of the host tier, where they are ours.
+    pub(super) host: Option<SharedArena>,
+    pub(super) layout: KvLayout,
+    /// Names the arithmetic.
+    pub(super) numerics: String,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").finish_non_exhaustive()
+    }
+}
+
+/// What wakes the core thread when a store has something to tell.
+pub(super) fn waker(inbox: &flume::Sender<Message>) -> impl Fn() + Send + 'static {
+    let inbox = inbox.clone();
+    // A full inbox wakes the core thread by itself.
+    move || drop(inbox.try_send(Message::Wake))
+}
+
 /// Opens a store over the host arena.
 ///
 /// # Errors
 /// The address cannot be used, or there is no host arena.
 pub(super) fn open(
     config: &StorageConfig,
-    host: Option<SharedArena>,
-    layout: KvLayout,
-    numerics: &str,
+    place: &Place,
     wake: impl Fn() + Send + 'static,
 ) -> Result<Box<dyn StoreEngine>, EngineError> {
-    let host = host.ok_or_else(|| EngineError::Config {
+    let host = place.host.clone().ok_or_else(|| EngineError::Config {
         setting: "storage",
         found: without_secrets(&config.uri),
         wanted: "a host tier: pages pass through it".to_owned(),
     })?;
-    start(config, host, layout, numerics, wake)
+    start(config, host, place.layout, &place.numerics, wake)
 }
 
 #[cfg(feature = "storage")]
