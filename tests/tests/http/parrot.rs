@@ -9,8 +9,9 @@
 //! It keeps the tokens themselves on the KV pages and reads them back through the page tables, so
 //! a wrong page changes the text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use rootstock::memory::{
     CopyDone, CopyEngine, CopyPlan, Full, KvDtype, KvLayout, LayoutOrder, LayoutSpec, StepId,
@@ -95,6 +96,9 @@ pub(crate) struct Parrot {
     script: Option<Script>,
     /// What requests are being told, by request: the scripted line.
     lines: BTreeMap<u64, Vec<u32>>,
+    /// Behind how many tokens requests fail, and the parts that have failed.
+    breaks: BTreeMap<u64, u32>,
+    broken: BTreeSet<String>,
     /// Positions computed, by request.
     computed: BTreeMap<u64, u32>,
 }
@@ -118,6 +122,8 @@ impl Parrot {
             masks: None,
             script: None,
             lines: BTreeMap::new(),
+            breaks: BTreeMap::new(),
+            broken: BTreeSet::new(),
             computed: BTreeMap::new(),
         }
     }
@@ -153,6 +159,16 @@ impl Parrot {
             prompt.len(),
             prompt.len() - computed as usize
         );
+        if let Some(file) = &line.until {
+            while !file.exists() {
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+        }
+        if let Some(at) = line.breaks
+            && self.broken.insert(line.marker.clone())
+        {
+            self.breaks.insert(request, at);
+        }
         let said = line.text.bytes().map(u32::from).collect();
         self.lines.insert(request, said);
     }
@@ -192,6 +208,11 @@ impl Parrot {
         };
         if self.script.is_none() {
             self.obey(token, plan.id)?;
+        } else if self.breaks.get(&row.request.0) == Some(&sample.output_index) {
+            return Err(StepError::Failed {
+                step: plan.id,
+                message: "the script breaks here".into(),
+            });
         }
         let token = self.allowed(row, sample.output_index, token);
         *self

@@ -4,6 +4,11 @@
 //! A script is a list of parts. A part plays in requests whose conversation names its marker; of
 //! several the one whose marker was named last plays. Its turn is the number of answers of the
 //! assistant behind the marker, so a program that sends the conversation back hears the next one.
+//!
+//! A part with `until` keeps silent until there is a file of that name, as a long prefill does; one
+//! with `breaks` fails once, behind so many tokens.
+
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -26,6 +31,8 @@ struct Part {
     tools: Option<bool>,
     /// Does not play where this text stands.
     unless: Option<String>,
+    until: Option<PathBuf>,
+    breaks: Option<u32>,
     turns: Vec<String>,
 }
 
@@ -38,6 +45,10 @@ pub(crate) struct Line {
     pub(crate) turn: usize,
     /// What is said.
     pub(crate) text: String,
+    /// Nothing is said before there is this file.
+    pub(crate) until: Option<PathBuf>,
+    /// The first time the step fails behind so many tokens.
+    pub(crate) breaks: Option<u32>,
 }
 
 impl Script {
@@ -48,6 +59,8 @@ impl Script {
             marker: part["marker"].as_str().unwrap().to_owned(),
             tools: part["tools"].as_bool(),
             unless: part["unless"].as_str().map(str::to_owned),
+            until: part["until"].as_str().map(PathBuf::from),
+            breaks: part["breaks"].as_u64().map(|at| at.try_into().unwrap()),
             turns: part["turns"]
                 .as_array()
                 .unwrap()
@@ -93,6 +106,8 @@ impl Script {
             marker: part.marker.clone(),
             turn: turn + 1,
             text: text.clone(),
+            until: part.until.clone(),
+            breaks: part.breaks,
         }
     }
 }
