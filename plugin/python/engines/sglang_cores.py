@@ -40,7 +40,7 @@ FULL = ComponentType.FULL
 CORES = ("rootstock", "rust", "python")
 
 
-def make_cache(backend, page=1, policy="lru", events=True, capacity=64, config=None):
+def make_cache(backend, page=1, policy="lru", events=True, capacity=64, config=None, **more):
     """A cache of SGLang over a CPU pool, with the tree core named."""
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=page))
     pool = MHATokenToKVPool(
@@ -62,6 +62,7 @@ def make_cache(backend, page=1, policy="lru", events=True, capacity=64, config=N
             tree_components=(FULL,),
             enable_kv_cache_events=events,
             tree_core_backend=backend,
+            **more,
         )
     )
 

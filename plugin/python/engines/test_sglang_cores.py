@@ -1,7 +1,9 @@
 """Our tree core against SGLang's two: the same operations, the same answers."""
 
+import logging
+
 import pytest
-from sglang_cores import Rig
+from sglang_cores import Rig, make_cache
 
 MODES = ("device", "through", "selective", "back")
 POLICIES = ("lru", "lfu", "slru", "priority", "tlru")
@@ -41,3 +43,14 @@ def test_a_core_that_answers_otherwise_is_noticed():
     with pytest.raises(AssertionError):
         for _ in range(OPERATIONS):
             rig.step()
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [({"is_eagle": True}, "EAGLE"), ({"enable_session_radix_cache": True}, "sessions")],
+)
+def test_what_we_do_not_serve_runs_on_stock_with_a_line_in_the_log(asked, why, caplog):
+    with caplog.at_level(logging.WARNING, logger="rootstock.sglang"):
+        cache = make_cache("rootstock", **asked)
+    assert type(cache.tree_core).__module__.startswith("sglang.")
+    assert any(why in record.getMessage() for record in caplog.records)

@@ -29,7 +29,7 @@ fn failed(error: SlotError) -> PyErr {
         SlotError::Missing(_) => PyKeyError::new_err(error.to_string()),
         SlotError::Insertion(_) => PyRuntimeError::new_err(error.to_string()),
         SlotError::State { .. } => PyAssertionError::new_err(error.to_string()),
-        _ => invalid(error),
+        SlotError::Length { .. } | _ => invalid(error),
     }
 }
 
