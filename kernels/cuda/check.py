@@ -27,6 +27,8 @@ TYPES = ("f32", "f16", "bf16", "e4m3", "int8")
 BYTES = (4, 2, 2, 1, 1)
 GENERAL = ("prelude.cu", "general.cu", "dequantize.cu", "sample.cu")
 ATTENTION = ("prelude.cu", "attention.cu")
+# Of the prebuilt code, so that drivers from CUDA 11.4 on take it.
+PTX_VERSION = "7.4"
 # Of an SM: registers, threads, shared memory a block can be given, blocks.
 LIMITS = {80: (65536, 2048, 164, 32), 90: (65536, 2048, 228, 32), 100: (65536, 2048, 228, 32)}
 
@@ -111,6 +113,9 @@ def compile_one(job):
         log = run([*nvcc, "-Xptxas", "-v", "-o", f"{stem}.cubin", f"{stem}.cu"])
         return name, arch, resources(log), None
     ptx = NVRTC.ptx(text, options_for(arch, options))
+    if arch == 80:
+        # What ships; the assembler refuses what this version does not have.
+        ptx = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", ptx, flags=re.M)
     Path(f"{stem}.ptx").write_text(ptx)
     ptxas = [tool("cuda_nvcc/bin/ptxas"), f"-arch=sm_{arch}", "-v"]
     log = run([*ptxas, "-o", f"{stem}.cubin", f"{stem}.ptx"])

@@ -336,6 +336,8 @@ mod tests {
                     "{head_dim} {kv_type}"
                 );
                 assert!(code.contains(".target sm_80"));
+                // What the oldest driver that is taken knows: CUDA 11.4.
+                assert!(code.contains(".version 7.4\n"));
                 assert_eq!(code.contains(".entry attention_prefill"), kv_type != 0);
             }
         }

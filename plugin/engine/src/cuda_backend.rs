@@ -136,6 +136,8 @@ impl CudaBackend {
         let mut pages = DevicePages::new(&device, shape, config.pages)?;
         // Fresh memory may hold numbers that are none, which masks do not hide in a product.
         stream.clear(pages.bytes_mut())?;
+        // Copies have streams of their own.
+        stream.synchronize()?;
         let attention = AttentionKernels::load(&device, &shape, model.code_cache())?;
         let copies = CudaCopies::new(&device, &pages, host, config.copy_queue)?;
         let max_in_flight = config.max_in_flight.clamp(1, 2);
