@@ -123,10 +123,14 @@ fn a_token_is_the_same_whatever_shares_its_step() {
         return;
     }
     let device = Device::open(0).unwrap();
-    for seed in 0..40 {
+    for seed in 0..20 {
         let mut rng = Rng(seed);
         let format = [KvFormat::F16, KvFormat::Int8][rng.below(2) as usize];
-        let case = Case::random(&mut rng, 64, format, Numerics::Invariant);
+        let mut case = Case::random(&mut rng, 64, format, Numerics::Invariant);
+        if seed == 0 {
+            // Four splits: of two, the sum is the same in either order.
+            case.rows = vec![(1600, 2), (3, 5)];
+        }
         let whole = case.outputs(&device, seed, &[1]);
         for parts in [2, 3, 7] {
             // Rows in chunks of other sizes, each chunk in a step of its own.
@@ -332,7 +336,11 @@ const FAULTS: &[(&str, Fault)] = &[
 
 #[test]
 fn every_planted_fault_in_attention_is_caught() {
-    for (test, fault) in FAULTS {
+    let only = std::env::var("ONLY_FAULT").unwrap_or_default();
+    for (test, fault) in FAULTS
+        .iter()
+        .filter(|(_, fault)| fault.name.contains(&only))
+    {
         let variant = Variant {
             fault: Some(*fault),
             ..SMALL

@@ -185,7 +185,7 @@ impl Case {
         if !self.far {
             host.bytes_mut().fill(0xff);
         }
-        let on_device = OnDevice::new(self, device, total, &tables);
+        let mut gpu = OnDevice::new(self, device, total);
         let cached: Vec<KvRow<'_>> = self.kv_rows(&tables, |row| (0, row.0));
         let step_rows: Vec<KvRow<'_>> = self.kv_rows(&tables, |row| *row);
         let history = self.inputs(rng, &cached);
@@ -194,7 +194,6 @@ impl Case {
             rng.normals(self.head_dim as usize),
             rng.normals(self.head_dim as usize),
         );
-        let mut gpu = on_device;
         if !history.k.is_empty() {
             gpu.step(self, &cached, &history, &norms, false);
         }
@@ -231,7 +230,7 @@ impl Case {
     pub fn outputs(&self, device: &Device, seed: u64, parts: &[u32]) -> Vec<f32> {
         let rng = &mut Rng(seed);
         let (tables, total) = self.tables(rng);
-        let mut gpu = OnDevice::new(self, device, total, &tables);
+        let mut gpu = OnDevice::new(self, device, total);
         let cached = self.kv_rows(&tables, |row| (0, row.0));
         let whole = self.kv_rows(&tables, |row| *row);
         let history = self.inputs(rng, &cached);
@@ -423,14 +422,15 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    fn new(case: &Case, device: &Device, total: u32, tables: &[Vec<PageId>]) -> Self {
+    fn new(case: &Case, device: &Device, total: u32) -> Self {
         let shape = PageShape::new(case.layout(), case.format).unwrap();
         let stream = Stream::new(device).unwrap();
-        assert!(!tables.is_empty());
+        let ends = case.rows.iter().map(|row| row.0 + row.1);
+        let positions = ends.max().unwrap();
         Self {
             kernels: AttentionKernels::load(device, &shape, None).unwrap(),
             pages: DevicePages::new(device, shape, total).unwrap(),
-            angles: RopeAngles::new(&stream, &case.freqs(), 1200, 1.0).unwrap(),
+            angles: RopeAngles::new(&stream, &case.freqs(), positions, 1.0).unwrap(),
             batch: Batch::new(device, case.numerics).unwrap(),
             partial: DeviceBuffer::new(device, 1, "test").unwrap(),
             stream,
