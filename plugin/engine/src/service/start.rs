@@ -229,6 +229,22 @@ struct Parts {
     place: Place,
 }
 
+/// The masks of grammars, which all backends ask; None when one of them cannot apply them.
+fn share_masks(
+    backends: &mut [Box<dyn Backend>],
+) -> Result<Option<Arc<GrammarMasks>>, EngineError> {
+    let masks = GrammarMasks::start().map_err(|source| EngineError::Thread {
+        thread: "rootstock-masks",
+        source,
+    })?;
+    let masks = Arc::new(masks);
+    let mut all_apply = true;
+    for backend in backends {
+        all_apply &= backend.use_masks(Arc::clone(&masks) as Arc<dyn Masks>);
+    }
+    Ok(all_apply.then_some(masks))
+}
+
 fn spawn(
     core: ServingCore,
     mut backends: Vec<Box<dyn Backend>>,
@@ -241,16 +257,7 @@ fn spawn(
     let (inbox, messages) = flume::bounded(parts.limits.max_queue as usize + 64);
     let mut threads = Vec::new();
     let mut ports = Vec::new();
-    let masks = GrammarMasks::start().map_err(|source| EngineError::Thread {
-        thread: "rootstock-masks",
-        source,
-    })?;
-    let masks = Arc::new(masks);
-    let mut all_apply = true;
-    for backend in &mut backends {
-        all_apply &= backend.use_masks(Arc::clone(&masks) as Arc<dyn Masks>);
-    }
-    if all_apply {
+    if let Some(masks) = share_masks(&mut backends)? {
         let _first = shared.masks.set(masks);
     }
     for (index, backend) in (0_u16..).zip(backends) {
