@@ -14,7 +14,7 @@ mod case;
 #[path = "cuda/mock.rs"]
 mod mock;
 
-use case::{Case, Rng};
+use case::{Case, Rng, cases};
 use mock::{Fault, Variant, fails_with, on_mock};
 use rootstock_kernels::cuda::{Device, KvFormat, Numerics};
 
@@ -35,9 +35,6 @@ const SMALL: Variant = Variant {
 
 /// Largest error of decode, which reads what is stored and computes in 32-bit floats.
 const DECODE_BOUND: f32 = 2e-5;
-
-/// Random cases of each kernel.
-const CASES: u64 = 500;
 
 /// Bounds of the prefill kernel, whose queries and weights are rounded to 16 bits.
 fn prefill_bound(format: KvFormat) -> f32 {
@@ -91,7 +88,12 @@ fn run_cases(numerics: Numerics, seeds: std::ops::Range<u64>, dims: &[u32], form
 #[test]
 fn decode_over_random_shapes_is_the_reference() {
     if on_mock("decode_over_random_shapes_is_the_reference", &ALL) {
-        run_cases(Numerics::Invariant, 0..CASES, ALL.head_dims, &KvFormat::ALL);
+        run_cases(
+            Numerics::Invariant,
+            0..cases(),
+            ALL.head_dims,
+            &KvFormat::ALL,
+        );
     }
 }
 
@@ -100,7 +102,7 @@ fn prefill_over_random_shapes_is_the_reference() {
     if on_mock("prefill_over_random_shapes_is_the_reference", &ALL) {
         run_cases(
             Numerics::Fast,
-            1000..1000 + CASES,
+            1000..1000 + cases(),
             ALL.head_dims,
             &KvFormat::ALL,
         );
@@ -335,6 +337,7 @@ const FAULTS: &[(&str, Fault)] = &[
 ];
 
 #[test]
+#[ignore = "minutes: each fault is compiled and run; the CUDA stage of .ci/run does"]
 fn every_planted_fault_in_attention_is_caught() {
     let only = std::env::var("ONLY_FAULT").unwrap_or_default();
     for (test, fault) in FAULTS

@@ -18,6 +18,12 @@ use rootstock_kernels::{
 };
 use rootstock_memory::{KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
 
+/// Random cases of each kernel: 40, or `EMULATED_CASES`; the CUDA stage of `.ci/run` asks for 500.
+pub fn cases() -> u64 {
+    let asked = std::env::var("EMULATED_CASES").ok();
+    asked.map_or(40, |cases| cases.parse().unwrap())
+}
+
 /// Steele, Lea, Flood: splitmix64.
 pub struct Rng(pub u64);
 

@@ -17,6 +17,7 @@ use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 /// In the child: which test it runs.
 const CHILD: &str = "ROOTSTOCK_TEST_ON_MOCK";
@@ -193,6 +194,9 @@ pub fn build(variant: &Variant) -> Option<PathBuf> {
     let exe = std::env::current_exe().unwrap();
     let target = exe.parent().unwrap().parent().unwrap();
     let folder = target.join(format!("cuda-mock/{hash:016x}"));
+    // Tests of one process want the same library at the same time.
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     if folder.join("libnvrtc.so").exists() {
         return Some(folder);
     }

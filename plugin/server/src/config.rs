@@ -45,8 +45,8 @@ pub struct Config {
     pub port: u16,
     /// Bytes of each replica's KV cache.
     pub kv_cache_bytes: u64,
-    /// True when it was asked for; CUDA devices have another default.
-    pub kv_cache_asked: bool,
+    /// False: what a CUDA device has decides instead.
+    pub kv_cache_decided: bool,
     /// Bytes of the host tier; `None` is decided once the size of a page is known.
     pub host_kv_bytes: Option<u64>,
     /// Share of the host tier that pins may hold.
@@ -186,6 +186,7 @@ impl Config {
         let kv_mib = options
             .kv_cache_mib
             .unwrap_or_else(|| default_kv_mib(free_memory_bytes, replicas));
+        let device = device(options.device.as_deref())?;
         Ok(Config {
             model: options.model.clone().unwrap_or_else(|| "auto".to_owned()),
             chat_template: options.chat_template.clone(),
@@ -195,7 +196,7 @@ impl Config {
                 .unwrap_or_else(|| "127.0.0.1".to_owned()),
             port: options.port.unwrap_or(8000),
             kv_cache_bytes: kv_mib * MIB,
-            kv_cache_asked: options.kv_cache_mib.is_some(),
+            kv_cache_decided: options.kv_cache_mib.is_some() || device == DeviceChoice::Cpu,
             host_kv_bytes: options.host_kv_mib.map(|mib| mib * MIB),
             pin_budget: options.pin_budget.unwrap_or(0.5),
             write_policy: options.write_policy.unwrap_or(WriteName::Selective),
@@ -223,7 +224,7 @@ impl Config {
             program_wait_s: options.program_wait_s.unwrap_or(60.0),
             threads: options.threads,
             isa: options.isa.unwrap_or(IsaName::Auto),
-            device: device(options.device.as_deref())?,
+            device,
             batch_invariant: options.batch_invariant.unwrap_or(false),
             journal: options.journal.clone(),
             kv_events: kv_events(options)?,
@@ -253,8 +254,7 @@ impl Config {
 
     /// Size of each replica's KV cache; None: what the devices have decides.
     pub fn kv_cache_mib(&self) -> Option<u64> {
-        let decided = self.kv_cache_asked || self.device == DeviceChoice::Cpu;
-        decided.then_some(self.kv_cache_bytes / MIB)
+        self.kv_cache_decided.then_some(self.kv_cache_bytes / MIB)
     }
 
     /// The configuration as options again, for `--print-config`: the output is a valid
