@@ -105,9 +105,9 @@ fn tell(steps: &[(StepLoad, u64)]) -> Result<(), AnyError> {
     let [base, token, draw, one, chunk] = model.coefficients();
     writeln!(
         std::io::stdout(),
-        "{} steps, thread CPU time: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns a KV \
-         position of a decode + {chunk:.1} ns one of a chunk; told ahead within {half:.1} % at the \
-         median, {most:.1} % at p95",
+        "{} steps, thread CPU time: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns \
+         a KV position of a decode + {chunk:.1} ns one of a chunk; told ahead within {half:.1} % \
+         at the median, {most:.1} % at p95",
         steps.len(),
         base / 1e6,
         token / 1e3,

@@ -144,10 +144,10 @@ def agents(driver):
     far = [[2, *((k * 31 + j * 7) % 1000 + 3 for j in range(60))] for k in range(3)]
     driver.together(
         [
-            ("running", far[0], 120, 0, {"priority": 0}),
-            ("low", far[1], 4, 1.0, {"priority": 0}),
-            ("high", far[2], 4, 1.2, {"priority": 10}),
-            ("low cached", BASE + [9], 4, 1.4, {"priority": 0}),
+            ("running", far[0], 240, 0, {"priority": 0}),
+            ("low", far[1], 4, 0.3, {"priority": 0}),
+            ("high", far[2], 4, 0.4, {"priority": 10}),
+            ("low cached", BASE + [9], 4, 0.5, {"priority": 0}),
         ]
     )
 

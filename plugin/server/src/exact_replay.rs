@@ -99,9 +99,9 @@ fn step_times(steps: &[StepSample]) -> Option<String> {
     let (half, most) = (permille(50)?, permille(95)?);
     let [base, token, draw, one, chunk] = model.coefficients();
     Some(format!(
-        "{} steps: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns a KV position of a \
-         decode + {chunk:.1} ns one of a chunk; told ahead within {}.{} % at the median, {}.{} % at \
-         p95",
+        "{} steps: {:.2} ms + {:.1} us a token + {:.1} us a draw + {one:.1} ns a KV position of \
+         a decode + {chunk:.1} ns one of a chunk; told ahead within {}.{} % at the median, {}.{} \
+         % at p95",
         steps.len(),
         base / 1e6,
         token / 1e3,
