@@ -86,7 +86,7 @@ def main():
     print(head)
     for number in range(args.rounds):
         for at, arm in enumerate(order):
-            report = run(args, arm, 1 + number * 2 + at // (len(order) // 2))
+            report = run(args, arm, 1 + number * 2 + at * 2 // len(order))
             kept[arm].append(report)
             for name in sorted({call["class"] for call in report["calls"]}):
                 line(f"{number + 1}.{at + 1} {arm}: {name}", told([report], {name}))

@@ -22,6 +22,7 @@ use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::keys::Keys;
 use crate::http::lifecycle::{Lifecycle, Phase};
+use crate::kind_retention::KindRetention;
 use crate::metrics::Metrics;
 use crate::openai::routes;
 use crate::openai::tokens;
@@ -57,6 +58,8 @@ pub struct App {
     pub keys: Option<Keys>,
     /// What requests of agent programs tell by themselves, unless that is switched off.
     pub agents: Option<Arc<Agents>>,
+    /// What parts of prompts are worth by their kind.
+    pub kind_retention: KindRetention,
     /// Whether clients on this machine may attach and detach a storage tier.
     pub storage_control: bool,
     /// Responses that may be continued.
@@ -80,6 +83,8 @@ pub struct ApiOptions {
     pub keys: Option<Keys>,
     /// Whether hints are derived that nobody gave.
     pub derive_hints: bool,
+    /// What parts of prompts are worth by their kind.
+    pub kind_retention: KindRetention,
     /// Whether clients on this machine may attach and detach a storage tier.
     pub storage_control: bool,
 }
@@ -92,6 +97,7 @@ impl Default for ApiOptions {
             signs: Signs::default(),
             keys: None,
             derive_hints: true,
+            kind_retention: KindRetention::default(),
             storage_control: false,
         }
     }
@@ -116,6 +122,7 @@ impl App {
             signs,
             keys,
             derive_hints,
+            kind_retention,
             storage_control,
         } = options;
         Arc::new(App {
@@ -128,6 +135,7 @@ impl App {
             signs,
             keys,
             agents: derive_hints.then(Arc::default),
+            kind_retention,
             storage_control,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::app::ApiOptions;
 use crate::http::keys::{Keys, KeysError};
+use crate::kind_retention::KindRetention;
 use crate::kv_events::endpoint::Endpoint;
 use crate::kv_events::publisher::Settings;
 use crate::options::{
@@ -93,6 +94,8 @@ pub struct Config {
     pub strip_anthropic_preamble: bool,
     /// Whether hints are derived that nobody gave.
     pub derive_hints: bool,
+    /// What parts of prompts are worth by their kind, as it was written.
+    pub kind_retention: Option<String>,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off.
     pub aging_s: f64,
     /// Seconds for which programs that do not fit wait; 0 is off.
@@ -169,6 +172,7 @@ impl Config {
             compat: self.compat.into(),
             strip_preamble: self.strip_anthropic_preamble,
             derive_hints: self.derive_hints,
+            kind_retention: self.kind_rules().unwrap_or_default(),
             storage_control: self.storage_control,
             keys: self.api_keys.as_deref().map(Keys::read).transpose()?,
             ..ApiOptions::default()
@@ -187,6 +191,7 @@ impl Config {
             .kv_cache_mib
             .unwrap_or_else(|| default_kv_mib(free_memory_bytes, replicas));
         let device = device(options.device.as_deref())?;
+        kind_rules(options.kind_retention.as_deref())?;
         Ok(Config {
             model: options.model.clone().unwrap_or_else(|| "auto".to_owned()),
             chat_template: options.chat_template.clone(),
@@ -220,6 +225,7 @@ impl Config {
             api_keys: options.api_keys.clone(),
             strip_anthropic_preamble: options.strip_anthropic_preamble.unwrap_or(true),
             derive_hints: options.derive_hints.unwrap_or(true),
+            kind_retention: options.kind_retention.clone(),
             aging_s: options.aging_s.unwrap_or(30.0),
             program_wait_s: options.program_wait_s.unwrap_or(60.0),
             threads: options.threads,
@@ -250,6 +256,10 @@ impl Config {
             ranks: self.replicas,
             unix_seconds: crate::clock::unix_seconds_exact,
         })
+    }
+
+    fn kind_rules(&self) -> Result<KindRetention, ConfigError> {
+        kind_rules(self.kind_retention.as_deref())
     }
 
     /// Size of each replica's KV cache; None: what the devices have decides.
@@ -289,6 +299,7 @@ impl Config {
             api_keys: self.api_keys.clone(),
             strip_anthropic_preamble: Some(self.strip_anthropic_preamble),
             derive_hints: Some(self.derive_hints),
+            kind_retention: self.kind_retention.clone(),
             aging_s: Some(self.aging_s),
             program_wait_s: Some(self.program_wait_s),
             threads: self.threads,
@@ -392,6 +403,15 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     )?;
     in_range("read-timeout-s", options.read_timeout_s, 1, 86400)?;
     in_range("drain-timeout-s", options.drain_timeout_s, 0, 86400)
+}
+
+fn kind_rules(text: Option<&str>) -> Result<KindRetention, ConfigError> {
+    let text = text.unwrap_or_default();
+    KindRetention::parse(text).map_err(|wanted| ConfigError {
+        option: "kind-retention",
+        found: text.to_owned(),
+        wanted,
+    })
 }
 
 /// `cpu`, `cuda`, `cuda:N` or `auto`.

@@ -16,6 +16,7 @@ mod engine_metrics;
 pub mod engine_port;
 pub mod exact_replay;
 pub mod free_memory;
+pub mod kind_retention;
 pub mod load;
 pub mod metrics;
 pub mod options;

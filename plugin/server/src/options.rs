@@ -192,6 +192,11 @@ options! {
     /// children that come and end, tool gaps [default: true]
     #[arg(long, env = "ROOTSTOCK_DERIVE_HINTS", value_name = "BOOL")]
     derive_hints: bool,
+    /// What parts of prompts are worth by their kind, where a request does not say: priority, and
+    /// seconds of idleness after which it holds no longer
+    /// [example: system=5,tools=5,tool_output=-1:300]
+    #[arg(long, env = "ROOTSTOCK_KIND_RETENTION", value_name = "KIND=PRIORITY[:SECONDS],..")]
+    kind_retention: String,
     /// Seconds of waiting that raise a request by one strict tier; 0 is off [default: 30]
     #[arg(long, env = "ROOTSTOCK_AGING_S", value_name = "SECONDS")]
     aging_s: f64,

@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
-use crate::server::Server;
+use crate::server::{ParrotSetup, Server};
 use crate::tiny_model::TinyModel;
 use rootstock::radix::PolicyKind;
 use rootstock_engine::service::ServiceConfig;
+use rootstock_server::app::ApiOptions;
+use rootstock_server::kind_retention::KindRetention;
 use serde_json::{Value, json};
 
 const DEVICE_PAGES: u32 = 64;
@@ -182,4 +184,43 @@ fn priority_keeps_its_prefix_and_after_its_seconds_of_idleness_the_order_flips()
     let (important, ordinary) = kept(1, true);
     assert_eq!(ordinary, whole, "the one used last");
     assert!(important < whole);
+}
+
+/// Cached tokens of a system prompt after a flood of completions, with rules by kind of context.
+fn kept_by_kind(rules: &str) -> u64 {
+    let server = Server::parrot(ParrotSetup {
+        service: ServiceConfig {
+            page_size: 16,
+            policy: PolicyKind::Priority,
+            ..ServiceConfig::default()
+        },
+        options: ApiOptions {
+            kind_retention: KindRetention::parse(rules).unwrap(),
+            ..ApiOptions::default()
+        },
+        pages: DEVICE_PAGES,
+        ..ParrotSetup::default()
+    });
+    let turn = || {
+        let system = json!({"role": "system", "content": "careful ".repeat(30)});
+        let question = json!({"role": "user", "content": "now~yes"});
+        let body = json!({"messages": [system, question], "max_tokens": 4});
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        cached(&answer.json())
+    };
+    turn();
+    for number in 0..20 {
+        let body = json!({"prompt": format!("{number:3}").repeat(80), "max_tokens": 1});
+        assert_eq!(server.post("/v1/completions", &body).status, 200);
+    }
+    turn()
+}
+
+#[test]
+fn a_kind_of_context_is_worth_what_the_operator_says() {
+    assert_eq!(kept_by_kind(""), 0);
+    assert!(kept_by_kind("system=9") >= 14 * PAGE);
+    assert_eq!(kept_by_kind("tools=9"), 0, "there are none");
+    assert_eq!(kept_by_kind("system=9:0"), 0, "it holds for no idle second");
 }

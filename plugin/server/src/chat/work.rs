@@ -17,6 +17,7 @@ use crate::control::why::Finding;
 use crate::engine_port::{Engine, Grammar, Job, Prompt};
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::lifecycle::LiveRequest;
+use crate::kind_retention::KindRetention;
 use crate::openai::ask::Ask;
 use crate::openai::generation::{Generation, PromptJobs};
 use crate::openai::turn::Turn;
@@ -95,7 +96,10 @@ impl Work {
     pub async fn start(&mut self, app: &App, live: LiveRequest) -> Result<Generation, ApiError> {
         let agent = self.derive(app);
         let limit = app.engine.card().max_len;
-        let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, limit));
+        let jobs = self
+            .prompts
+            .iter()
+            .map(|prompt| self.jobs(prompt, limit, &app.kind_retention));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
         let kv_hints = in_request::carry_out(app, &self.parsed).await;
         let generation = Generation::start(app, jobs, live, agent).await?;
@@ -149,13 +153,18 @@ impl Work {
                     .any(|message| message.get("reasoning_content").is_some()),
             talk: talk.clone(),
             only_odd: !self.parsed.hints.speculate,
-            job: self.job(prompt, 1),
+            job: self.job(prompt, 1, &KindRetention::default()),
         });
         Turn::new(engine, places.collect(), next)
     }
 
     /// `n` jobs for one prompt. The first has the caller's seed, the others follow it.
-    fn jobs(&self, prompt: &Prompt, limit: u32) -> Result<PromptJobs, ApiError> {
+    fn jobs(
+        &self,
+        prompt: &Prompt,
+        limit: u32,
+        kinds: &KindRetention,
+    ) -> Result<PromptJobs, ApiError> {
         let tokens = prompt.len();
         // What does not fit is cut, not refused: many clients ask for more than any model has.
         let room = limit
@@ -173,7 +182,7 @@ impl Work {
                 }
             })?;
         let max_tokens = self.ask.max_tokens.unwrap_or(room).min(room);
-        let job = self.job(prompt, max_tokens);
+        let job = self.job(prompt, max_tokens, kinds);
         let jobs = (0..self.ask.n).map(|index| {
             let mut job = job.clone();
             job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
@@ -184,9 +193,10 @@ impl Work {
         })
     }
 
-    fn job(&self, prompt: &Prompt, max_tokens: u32) -> Job {
+    fn job(&self, prompt: &Prompt, max_tokens: u32, kinds: &KindRetention) -> Job {
         let mut hints = self.parsed.hints.clone();
         hints.spans.clone_from(&prompt.spans);
+        kinds.apply(&mut hints);
         let constrained = self.grammar.is_some();
         Job {
             tokens: prompt.tokens.clone(),
