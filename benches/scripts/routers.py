@@ -34,7 +34,7 @@ def run(args, flags):
     with Server(args.binary, *memory, *flags) as server, tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "calls.json")
         command = [args.binary, "bench", "agents", "--url", "http://%s:%d" % server.address,
-                   "--ignore-eos", "--users", "1", "--think-s", "20", "--turns", "5",
+                   "--ignore-eos", "--users", "1", "--think-s", "8", "--turns", "5",
                    "--background", str(args.programs), "--hints", "--tool-words", "200",
                    "--background-output-tokens", "16", "--json", path]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -18,8 +18,7 @@ use rootstock_kernels::{
 };
 use rootstock_memory::{KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
 
-/// Whether there is time to compile and run each planted fault: minutes, which the stage
-/// `emulation` of `.ci/run` takes (`PLANTED_FAULTS=1`).
+/// Whether there is time to compile and run each planted fault: many minutes (`PLANTED_FAULTS=1`).
 pub fn plants_faults() -> bool {
     let asked = std::env::var_os("PLANTED_FAULTS").is_some();
     if !asked {
@@ -28,7 +27,7 @@ pub fn plants_faults() -> bool {
     asked
 }
 
-/// Random cases of each kernel: 40, or `EMULATED_CASES`; the CUDA stage of `.ci/run` asks for 500.
+/// Random cases of each kernel: 40, or `EMULATED_CASES`.
 pub fn cases() -> u64 {
     let asked = std::env::var("EMULATED_CASES").ok();
     asked.map_or(40, |cases| cases.parse().unwrap())
