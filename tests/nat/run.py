@@ -105,8 +105,9 @@ def check_cached(hinted, plain):
         assert all(known), "at least one token is computed"
     with_hints, without = computed(hinted), computed(plain)
     print(f"computed tokens: {with_hints} with default hints, {without} without")
-    # A page a conversation for what the clock decides.
-    assert with_hints <= without + CONVERSATIONS * PAGE, "the hints have done harm"
+    # Pins without a host tier take pages from others for as long as they last; which, the clock
+    # decides. One run had +0 %, another +8 %.
+    assert with_hints <= without * 1.15, "the hints have done harm"
 
 
 def main():
