@@ -13,7 +13,6 @@ import sys
 import tempfile
 
 CONVERSATIONS, ROUNDS, PAUSE_S = 4, 4, 3.5
-PAGE = 16
 # Some of the conversations fit, with the default model.
 SCARCE = ["--kv-cache-mib", "26", "--host-kv-mib", "0"]
 
