@@ -46,8 +46,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 
 from .events import Recorder
 from .settings import Settings, policy_of
-
-FULL = ComponentType.FULL
+from .sizes import FULL, Sizes
 
 
 def _refused(what: str) -> NotImplementedError:
@@ -71,7 +70,7 @@ def _wide(raw: bytearray) -> array:
     return tokens
 
 
-class RootstockTreeCore(UnifiedTreeCoreInterface):
+class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
     """One tree for the FULL component."""
 
     supports_rotation_base = False
@@ -524,38 +523,6 @@ class RootstockTreeCore(UnifiedTreeCoreInterface):
         return self.tree.reclaim_digest
 
     # What the controller counts and shows.
-
-    def evictable_size(self) -> int:
-        return self.full_evictable_size()
-
-    def protected_size(self) -> int:
-        return self.tree.protected
-
-    def full_evictable_size(self) -> int:
-        # A pin whose time is over holds nothing back from admission.
-        self.tree.expire_pins()
-        return self.tree.evictable
-
-    def full_protected_size(self) -> int:
-        return self.tree.protected
-
-    def component_evictable_size(self, component_type: ComponentType) -> int:
-        return self.tree.evictable if component_type == FULL else 0
-
-    def component_protected_size(self, component_type: ComponentType) -> int:
-        return self.tree.protected if component_type == FULL else 0
-
-    def swa_evictable_size(self) -> int:
-        return 0
-
-    def swa_protected_size(self) -> int:
-        return 0
-
-    def mamba_evictable_size(self) -> int:
-        return 0
-
-    def mamba_protected_size(self) -> int:
-        return 0
 
     def adjust_component_size(
         self, node_id: int, component_type: ComponentType, delta: int
