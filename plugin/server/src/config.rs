@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::app::ApiOptions;
-use crate::http::keys::{Keys, KeysError};
+use crate::http::keys::{self, Keys, KeysError};
 use crate::kind_retention::KindRetention;
 use crate::kv_events::endpoint::Endpoint;
 use crate::kv_events::publisher::Settings;
@@ -166,15 +166,16 @@ impl Config {
     /// How requests are read and answered.
     ///
     /// # Errors
-    /// A key file that cannot be used.
+    /// A key file, or keys in the environment, that cannot be used.
     pub fn api_options(&self) -> Result<ApiOptions, KeysError> {
+        let listed = std::env::var(keys::ENVIRONMENT).ok();
         Ok(ApiOptions {
             compat: self.compat.into(),
             strip_preamble: self.strip_anthropic_preamble,
             derive_hints: self.derive_hints,
             kind_retention: self.kind_rules().unwrap_or_default(),
             storage_control: self.storage_control,
-            keys: self.api_keys.as_deref().map(Keys::read).transpose()?,
+            keys: Keys::gather(self.api_keys.as_deref(), listed.as_deref())?,
             ..ApiOptions::default()
         })
     }

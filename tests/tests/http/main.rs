@@ -32,6 +32,7 @@ mod replicas;
 mod responses;
 mod script;
 mod server;
+mod stripped;
 mod tiers;
 mod tiny_model;
 mod tools;

@@ -40,7 +40,8 @@ pub async fn near_or_with_key(
         return next.run(request).await;
     }
     let message = format!(
-        "{} answers to clients on this machine (127.0.0.1 or ::1), or with --api-keys to keys",
+        "{} answers to clients on this machine (127.0.0.1 or ::1), or where there are API keys \
+         (--api-keys, ROOTSTOCK_API_KEY) to those",
         request.uri().path()
     );
     ApiError::new(ErrorKind::Forbidden, message).response()

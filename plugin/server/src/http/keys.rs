@@ -1,9 +1,10 @@
 //! API keys: who may ask, in whose name, and how important they may be.
 //!
-//! Without a key file everybody may ask and any key is taken. With one, a request needs a key of
-//! it, as `Authorization: Bearer` or `x-api-key`. What a tenant caches is its own: the tenant's
-//! name is part of the salt, framed by its length, so that no choice of name and salt is that of
-//! another tenant. Keys are kept as digests and never written anywhere.
+//! Without keys everybody may ask and any key is taken. With a key file, or keys in the
+//! environment, a request needs one of them, as `Authorization: Bearer` or `x-api-key`. What a
+//! tenant caches is its own: the tenant's name is part of the salt, framed by its length, so that
+//! no choice of name and salt is that of another tenant. Keys are kept as digests and never
+//! written anywhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,12 @@ use crate::http::rate::Rate;
 const KEYS_MAX: usize = 10_000;
 const KEY_BYTES_MIN: usize = 8;
 
-/// The keys of a file.
+/// The environment variable with keys, separated by commas, of the tenant [`ENVIRONMENT_TENANT`].
+pub const ENVIRONMENT: &str = "ROOTSTOCK_API_KEY";
+/// Whom the keys of the environment belong to.
+pub const ENVIRONMENT_TENANT: &str = "environment";
+
+/// All keys that are taken.
 #[derive(Clone, PartialEq)]
 pub struct Keys {
     tenants: BTreeMap<[u8; 32], Tenant>,
@@ -63,6 +69,12 @@ pub enum KeysError {
         /// What is wrong.
         message: String,
     },
+    /// The keys of the environment are not what they should be. They are not repeated.
+    #[error("{ENVIRONMENT}: {message}")]
+    Environment {
+        /// What is wrong.
+        message: String,
+    },
 }
 
 #[derive(Deserialize)]
@@ -85,6 +97,43 @@ struct Row {
 }
 
 impl Keys {
+    /// The keys of a file and of the environment together; None when there are neither.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or a key is wrong or stands in both.
+    pub fn gather(
+        file: Option<&Path>,
+        environment: Option<&str>,
+    ) -> Result<Option<Keys>, KeysError> {
+        let mut keys = file.map(Keys::read).transpose()?;
+        if let Some(listed) = environment {
+            keys.get_or_insert_with(|| Keys {
+                tenants: BTreeMap::new(),
+            })
+            .add_listed(listed)
+            .map_err(|message| KeysError::Environment { message })?;
+        }
+        Ok(keys)
+    }
+
+    fn add_listed(&mut self, listed: &str) -> Result<(), String> {
+        for (index, key) in listed.split(',').map(str::trim).enumerate() {
+            let number = index + 1;
+            check_key(number, key)?;
+            let tenant = Tenant {
+                name: ENVIRONMENT_TENANT.to_owned(),
+                rate: None,
+                ceiling: Ceiling::default(),
+            };
+            if self.tenants.insert(digest(key), tenant).is_some() {
+                return Err(format!(
+                    "key {number} stands there twice, or in the key file"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a key file.
     ///
     /// # Errors
@@ -122,11 +171,7 @@ impl Keys {
         let mut tenants = BTreeMap::new();
         for (index, row) in file.key.into_iter().enumerate() {
             let number = index + 1;
-            if row.key.len() < KEY_BYTES_MIN || row.key.contains(char::is_whitespace) {
-                return Err(format!(
-                    "key {number} must have at least {KEY_BYTES_MIN} bytes and no spaces"
-                ));
-            }
+            check_key(number, &row.key)?;
             if row.tenant.is_empty() {
                 return Err(format!("key {number} has no tenant"));
             }
@@ -195,6 +240,15 @@ impl Tenant {
         let own = parsed.salt.take().unwrap_or_default();
         parsed.bind_salt(&format!("tenant {}:{}/{own}", self.name.len(), self.name));
     }
+}
+
+fn check_key(number: usize, key: &str) -> Result<(), String> {
+    if key.len() < KEY_BYTES_MIN || key.contains(char::is_whitespace) {
+        return Err(format!(
+            "key {number} must have at least {KEY_BYTES_MIN} bytes and no spaces"
+        ));
+    }
+    Ok(())
 }
 
 fn digest(key: &str) -> [u8; 32] {
@@ -295,5 +349,31 @@ mod tests {
         }
         let shown = format!("{:?}", Keys::parse(FILE).unwrap());
         assert!(!shown.contains("sk-"), "{shown}");
+    }
+
+    #[test]
+    fn keys_of_the_environment_are_taken_beside_those_of_a_file() {
+        assert!(Keys::gather(None, None).unwrap().is_none());
+        let keys = Keys::gather(None, Some("sk-of-mine, sk-of-yours")).unwrap();
+        let keys = keys.unwrap();
+        for key in ["sk-of-mine", "sk-of-yours"] {
+            let tenant = keys.tenant(&headers("x-api-key", key)).unwrap();
+            assert_eq!(tenant.name, ENVIRONMENT_TENANT);
+        }
+        assert!(keys.tenant(&headers("x-api-key", "sk-of-mine,")).is_err());
+        let mut both = Keys::parse(FILE).unwrap();
+        both.add_listed("sk-of-mine").unwrap();
+        assert!(both.tenant(&headers("x-api-key", "sk-first-key")).is_ok());
+        assert!(both.tenant(&headers("x-api-key", "sk-of-mine")).is_ok());
+        for wrong in [
+            "",
+            "sk-of-mine,",
+            "sk-short,x",
+            "sk-first-key",
+            "sk of mine",
+        ] {
+            let message = Keys::parse(FILE).unwrap().add_listed(wrong).unwrap_err();
+            assert!(!message.contains("sk-"), "{message}");
+        }
     }
 }
