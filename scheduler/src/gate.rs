@@ -30,8 +30,9 @@ impl Scheduler {
         if let Some(live) = self.live.get_mut(&id) {
             live.in_program = true;
         }
-        if self.programs.is_inside(&key) || self.programs.fits(pages, capacity) {
-            self.programs.enter(&key, pages, now);
+        let watched = self.live.get(&id).is_some_and(Live::is_watched);
+        if self.programs.is_inside(&key) || watched || self.programs.fits(pages, capacity) {
+            self.let_in(&key, pages, capacity, now);
             return self.enqueue(id, now);
         }
         self.stats.held += 1;
@@ -70,13 +71,19 @@ impl Scheduler {
             if !inside && !forced && !self.programs.fits(pages, capacity) {
                 return;
             }
-            if !inside && forced && !self.programs.make_room(pages, capacity, now) {
-                self.stats.let_in_over += 1;
-            }
-            self.programs.enter(&key, pages, now);
+            self.let_in(&key, pages, capacity, now);
             self.unhold(place.id);
             self.enqueue(place.id, now);
         }
+    }
+
+    /// A program comes in; where it does not fit, others give their places.
+    fn let_in(&mut self, key: &ProgramKey, pages: u32, capacity: u64, now: Nanos) {
+        let whole = self.programs.is_inside(key)
+            || self.programs.fits(pages, capacity)
+            || self.programs.make_room(pages, capacity, now);
+        self.stats.let_in_over += u64::from(!whole);
+        self.programs.enter(key, pages, now);
     }
 
     /// Forgets that a request waits beside the queue.

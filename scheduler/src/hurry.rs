@@ -33,7 +33,8 @@ impl Live {
         self.is_watched() && self.waiting_since.is_some()
     }
 
-    fn is_watched(&self) -> bool {
+    /// Somebody waits for its answers, or so its hints say.
+    pub(crate) fn is_watched(&self) -> bool {
         self.class == Class::Client && self.hints.jump_s > 0.0
     }
 }

@@ -12,8 +12,9 @@
 //! beyond what was cached when it began, so that shared beginnings are counted once at most) is
 //! charged against the pages of device and host. Requests of programs inside go straight to the
 //! queue. Those of others wait beside it for at most [`SchedulerConfig::program_wait_s`]; then
-//! their program comes in whatever the room, and others give theirs. Requests without a program,
-//! and a cache that is large enough, are never touched.
+//! their program comes in whatever the room, and others give theirs; with a jump in its hints a
+//! request does not wait at all, as somebody does. Requests without a program, and a cache that is
+//! large enough, are never touched.
 //!
 //! Being inside is a plan, not a lease: which pages go is the cache's affair, which sees the same
 //! programs return in time.

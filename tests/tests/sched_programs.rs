@@ -141,6 +141,24 @@ fn with_nothing_else_to_do_whoever_waits_is_let_in() {
 }
 
 #[test]
+fn a_request_that_somebody_waits_for_comes_in_at_once() {
+    let mut rig = rig(60.0);
+    let first = add(&mut rig, Some("a"), 1, 160, false);
+    let second = add(&mut rig, Some("b"), 2, 160, false);
+    let third = add(&mut rig, Some("c"), 3, 100, false);
+    let mut watched = turn(&rig, Some("d"), tokens(4, 100), false);
+    watched.hints.jump_s = 1.0;
+    let watched = rig.add(watched);
+    assert_eq!(held(&rig), 1, "the third only");
+    rig.run_dry();
+    let waited = |id| rig.heard(id).last.as_ref().unwrap().1.queue_ns;
+    assert!(waited(watched) < waited(third));
+    for id in [first, second, third, watched] {
+        assert!(rig.said_all(id), "{id:?}");
+    }
+}
+
+#[test]
 fn who_waits_for_a_place_can_be_aborted_and_expires() {
     let mut rig = rig(1000.0);
     for (family, name) in [(1, "a"), (2, "b")] {
