@@ -1,8 +1,8 @@
 """Each agent program once on the default model: a session that nobody scripted.
 
-The model is far too small for these prompts, so nothing is asked of what it says. What counts: the
-session ends by itself, and the program waits for as long as its first prompt takes, which is
-minutes without an accelerator.
+The model is far too small for these prompts, so nothing is asked of what it says; as it would not
+stop by itself, the server ends its answers. What counts: the session ends by itself, and the
+program waits for as long as its first prompt takes, which is minutes without an accelerator.
 
 Usage: model.py SERVER TOOLS_FOLDER [NAME..].
 """

@@ -119,7 +119,7 @@ class World:
     def __enter__(self):
         if self.script is None:
             self.command += ["--port", str(PORT), "--max-model-len", "32768"]
-            self.command += ["--kv-cache-mib", "2048"]
+            self.command += ["--kv-cache-mib", "2048", "--max-output-tokens", "200"]
         else:
             text = json.dumps(self.script).replace("$FOLDER", self.folder)
             self.command += [str(PORT), self.write("script.json", text), json.dumps(self.options)]

@@ -62,6 +62,8 @@ pub struct App {
     pub kind_retention: KindRetention,
     /// Whether clients on this machine may attach and detach a storage tier.
     pub storage_control: bool,
+    /// Tokens that an answer may have at most, whatever its request says.
+    pub max_output_tokens: u32,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -87,6 +89,8 @@ pub struct ApiOptions {
     pub kind_retention: KindRetention,
     /// Whether clients on this machine may attach and detach a storage tier.
     pub storage_control: bool,
+    /// Tokens that an answer may have at most, whatever its request says.
+    pub max_output_tokens: u32,
 }
 
 impl Default for ApiOptions {
@@ -99,6 +103,7 @@ impl Default for ApiOptions {
             derive_hints: true,
             kind_retention: KindRetention::default(),
             storage_control: false,
+            max_output_tokens: u32::MAX,
         }
     }
 }
@@ -124,6 +129,7 @@ impl App {
             derive_hints,
             kind_retention,
             storage_control,
+            max_output_tokens,
         } = options;
         Arc::new(App {
             metrics: Metrics::new(EngineCollector::new(&engine)),
@@ -137,6 +143,7 @@ impl App {
             agents: derive_hints.then(Arc::default),
             kind_retention,
             storage_control,
+            max_output_tokens,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),

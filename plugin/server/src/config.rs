@@ -82,6 +82,8 @@ pub struct Config {
     pub max_in_flight: u8,
     /// Prompt and answer together; `None` is the model's own limit.
     pub max_model_len: Option<u32>,
+    /// Tokens of an answer; `None` is what fits the model.
+    pub max_output_tokens: Option<u32>,
     /// Eviction order.
     pub policy: EvictionName,
     /// Queue order.
@@ -175,6 +177,7 @@ impl Config {
             derive_hints: self.derive_hints,
             kind_retention: self.kind_rules().unwrap_or_default(),
             storage_control: self.storage_control,
+            max_output_tokens: self.max_output_tokens.unwrap_or(u32::MAX),
             keys: Keys::gather(self.api_keys.as_deref(), listed.as_deref())?,
             ..ApiOptions::default()
         })
@@ -220,6 +223,7 @@ impl Config {
             target_step_ms: options.target_step_ms.unwrap_or(100),
             max_in_flight: options.max_in_flight.unwrap_or(1),
             max_model_len: options.max_model_len,
+            max_output_tokens: options.max_output_tokens,
             policy: options.policy.unwrap_or(EvictionName::Agent),
             schedule_policy: options.schedule_policy.unwrap_or(ScheduleName::Priority),
             compat: options.compat.unwrap_or_default(),
@@ -294,6 +298,7 @@ impl Config {
             target_step_ms: Some(self.target_step_ms),
             max_in_flight: Some(self.max_in_flight),
             max_model_len: self.max_model_len,
+            max_output_tokens: self.max_output_tokens,
             policy: Some(self.policy),
             schedule_policy: Some(self.schedule_policy),
             compat: Some(self.compat),
@@ -391,6 +396,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("target-step-ms", options.target_step_ms, 0, 60_000)?;
     in_range("max-in-flight", options.max_in_flight, 1, 2)?;
     in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
+    in_range("max-output-tokens", options.max_output_tokens, 1, 1 << 24)?;
     in_range("program-wait-s", options.program_wait_s, 0.0, 1e6)?;
     in_range("aging-s", options.aging_s, 0.0, 1e9)?;
     in_range("threads", options.threads, 1, 1024)?;

@@ -168,6 +168,9 @@ options! {
     /// Prompt and answer together, in tokens [default: what the model was trained for]
     #[arg(long, env = "ROOTSTOCK_MAX_MODEL_LEN", value_name = "TOKENS")]
     max_model_len: u32,
+    /// Tokens that an answer may have at most, whatever its request says [default: what fits]
+    #[arg(long, env = "ROOTSTOCK_MAX_OUTPUT_TOKENS", value_name = "TOKENS")]
+    max_output_tokens: u32,
     /// What is evicted first when the KV cache is full [default: agent]
     #[arg(long, env = "ROOTSTOCK_POLICY", value_name = "POLICY")]
     policy: EvictionName,

@@ -3,6 +3,7 @@
 use crate::client::Open;
 use crate::server::{ParrotSetup, Server};
 use rootstock_engine::service::ServiceConfig;
+use rootstock_server::app::ApiOptions;
 use rootstock_server::config::HttpLimits;
 use serde_json::{Value, json};
 
@@ -37,6 +38,45 @@ fn a_body_over_the_limit_is_413_whether_declared_or_chunked() {
         server.post("/v1/completions", &completion("~x")).status,
         200
     );
+}
+
+#[test]
+fn no_answer_is_longer_than_the_server_allows_whatever_was_asked_for() {
+    let server = Server::parrot(ParrotSetup {
+        options: ApiOptions {
+            max_output_tokens: 8,
+            ..ApiOptions::default()
+        },
+        ..ParrotSetup::default()
+    });
+    let talk = json!([{"role": "user", "content": "say~abcdefghijklmnop"}]);
+    let asked = [
+        (
+            "/v1/completions",
+            json!({"prompt": "~abcdefghijkl", "max_tokens": 100}),
+        ),
+        ("/v1/chat/completions", json!({"messages": talk})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": talk, "max_completion_tokens": 9}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": talk, "max_tokens": 32_000}),
+        ),
+        ("/v1/responses", json!({"input": talk})),
+    ];
+    for (path, body) in asked {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let usage = answer.json()["usage"].clone();
+        let said = [&usage["completion_tokens"], &usage["output_tokens"]];
+        assert!(said.iter().any(|tokens| **tokens == 8), "{path}: {usage}");
+    }
+    let short = json!({"messages": talk, "max_tokens": 3});
+    let answer = server.post("/v1/chat/completions", &short).json();
+    assert_eq!(answer["usage"]["completion_tokens"], 3, "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
 }
 
 #[test]

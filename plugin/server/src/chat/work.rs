@@ -95,11 +95,7 @@ impl Work {
     /// Whatever refuses the first; nothing runs then.
     pub async fn start(&mut self, app: &App, live: LiveRequest) -> Result<Generation, ApiError> {
         let agent = self.derive(app);
-        let limit = app.engine.card().max_len;
-        let jobs = self
-            .prompts
-            .iter()
-            .map(|prompt| self.jobs(prompt, limit, &app.kind_retention));
+        let jobs = self.prompts.iter().map(|prompt| self.jobs(prompt, app));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
         let kv_hints = in_request::carry_out(app, &self.parsed).await;
         let generation = Generation::start(app, jobs, live, agent).await?;
@@ -159,13 +155,8 @@ impl Work {
     }
 
     /// `n` jobs for one prompt. The first has the caller's seed, the others follow it.
-    fn jobs(
-        &self,
-        prompt: &Prompt,
-        limit: u32,
-        kinds: &KindRetention,
-    ) -> Result<PromptJobs, ApiError> {
-        let tokens = prompt.len();
+    fn jobs(&self, prompt: &Prompt, app: &App) -> Result<PromptJobs, ApiError> {
+        let (tokens, limit) = (prompt.len(), app.engine.card().max_len);
         // What does not fit is cut, not refused: many clients ask for more than any model has.
         let room = limit
             .checked_sub(tokens)
@@ -181,8 +172,9 @@ impl Work {
                     ..ApiError::param(self.prompt_field, message)
                 }
             })?;
+        let room = room.min(app.max_output_tokens);
         let max_tokens = self.ask.max_tokens.unwrap_or(room).min(room);
-        let job = self.job(prompt, max_tokens, kinds);
+        let job = self.job(prompt, max_tokens, &app.kind_retention);
         let jobs = (0..self.ask.n).map(|index| {
             let mut job = job.clone();
             job.sampling.seed = job.sampling.seed.wrapping_add(index.into());
