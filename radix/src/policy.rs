@@ -6,12 +6,8 @@ use crate::Lease;
 use crate::cache::PrefixCache;
 use crate::node::NIL;
 use crate::order::Place;
-use crate::policy::agent::{Group, Mark, Said};
+use crate::policy::agent::{Group, Mark, Said, branch};
 use rootstock_memory::Nanos;
-
-/// Branches that are looked at where a prompt leaves a path, and nodes of one, at most.
-const SIBLINGS_MAX: usize = 16;
-const BRANCH_MAX: usize = 256;
 
 impl PrefixCache {
     /// Time passes for what is ordered by age.
@@ -99,70 +95,41 @@ impl PrefixCache {
     /// as given up; returns its pages.
     pub(crate) fn give_up_branch(
         &mut self,
-        mut at: u32,
+        at: u32,
         other: Option<u32>,
         owner: u64,
         now: Nanos,
     ) -> u32 {
+        let agent = self.agent.as_ref();
+        let branch = agent.map(|agent| agent.own_branch(&self.tree, at, other, owner));
         let mut pages = 0;
-        let mut other = other.unwrap_or_else(|| self.tree.root_of(at));
-        while at != other && !self.tree.node(at).is_root() {
-            if self.tree.node(at).end() < self.tree.node(other).end() {
-                other = self.tree.node(other).parent;
-                continue;
-            }
-            if self
-                .agent
-                .as_ref()
-                .is_some_and(|agent| agent.is_owned(at, owner))
-            {
-                self.give_up_node(at, now);
-                pages += self.tree.node(at).pages;
-            }
-            at = self.tree.node(at).parent;
+        for at in branch.unwrap_or_default() {
+            self.give_up_node(at, now);
+            pages += self.tree.node(at).pages;
         }
         pages
     }
 
-    /// A conversation is known by its prefix: where a longer prompt leaves the path right where an
-    /// answer began, it went on without that answer, as templates do that strip thinking. What is
-    /// left of it goes first. An answer that another program used is that program's too.
+    /// What is left of answers that the conversation went on without goes first.
     fn strip_answers(&mut self, lease: &Lease, last: u32, now: Nanos) {
         let mut own = last;
         while !self.tree.node(own).is_root() && self.tree.node(own).depth > lease.own_from {
             own = self.tree.node(own).parent;
         }
-        if self.agent.is_none() || self.tree.node(own).depth != lease.own_from {
-            return;
-        }
-        let parent = self.tree.node(own).parent;
-        if parent == NIL {
+        let Some(agent) = &self.agent else { return };
+        if self.tree.node(own).depth != lease.own_from {
             return;
         }
         let owner = lease.said.program.map_or(0, |program| program.0);
-        let mut sibling = self.tree.node(parent).first_child;
-        for _ in 0..SIBLINGS_MAX {
-            if sibling == NIL {
-                break;
-            }
-            let node = self.tree.node(sibling);
-            let agent = self.agent.as_ref();
-            let is_answer =
-                agent.is_some_and(|agent| agent.is_answer(sibling, node, lease.asked_pages, owner));
-            let next = node.next_sibling;
-            if is_answer && sibling != own {
-                self.strip_below(sibling, now);
-            }
-            sibling = next;
+        for answer in agent.answers_beside(&self.tree, own, lease.asked_pages, owner) {
+            self.strip_below(answer, now);
         }
     }
 
     /// A node and what hangs below it, as far as that is little, goes first, whatever its
     /// importance; not what is pinned or in use. A match takes that back.
     fn strip_below(&mut self, at: u32, now: Nanos) {
-        let mut left = vec![at];
-        for _ in 0..BRANCH_MAX {
-            let Some(at) = left.pop() else { break };
+        for at in branch::below(&self.tree, at) {
             self.give_up_node(at, now);
             let node = self.tree.node(at);
             for tier in &mut self.tiers {
@@ -170,11 +137,6 @@ impl PrefixCache {
                 if span.resident && span.leases == 0 && !span.pinned {
                     tier.change(at, node, Place::Tail, |span| span.spent = true);
                 }
-            }
-            let mut child = self.tree.node(at).first_child;
-            while child != NIL && left.len() < BRANCH_MAX {
-                left.push(child);
-                child = self.tree.node(child).next_sibling;
             }
         }
     }

@@ -135,6 +135,27 @@ impl Program {
 /// Whose program it is, and where what it caches is.
 pub(crate) type Owner = (TenantId, NamespaceId);
 
+/// The gap that was named last, in milliseconds, and by how many requests in a row.
+#[derive(Debug, Default)]
+pub(crate) struct NamedGaps(u32, u32);
+
+impl NamedGaps {
+    /// What a request says of its gap, unless everybody says the same.
+    pub(crate) const fn telling(&mut self, iat_ms: u32) -> Option<u32> {
+        self.1 = if self.0 == iat_ms {
+            self.1.saturating_add(1)
+        } else {
+            1
+        };
+        self.0 = iat_ms;
+        if self.1 > SAME_GAPS {
+            None
+        } else {
+            Some(iat_ms)
+        }
+    }
+}
+
 /// All programs.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
@@ -146,8 +167,7 @@ pub(crate) struct Programs {
     wakes: BTreeSet<(Nanos, ProgramId)>,
     clock: u64,
     named: u64,
-    /// The gap that was named last, in milliseconds, and by how many requests in a row.
-    gap_named: (u32, u32),
+    gaps: NamedGaps,
     pub(crate) returns: Returns,
 }
 
@@ -222,22 +242,6 @@ impl Programs {
         }
         if let Some(parent) = parent.and_then(|parent| self.by_id.get_mut(&parent)) {
             parent.children.insert(id);
-        }
-    }
-
-    /// What a request says of its gap, unless everybody says the same.
-    const fn telling_gap(&mut self, iat_ms: u32) -> Option<u32> {
-        let (before, times) = self.gap_named;
-        let times = if before == iat_ms {
-            times.saturating_add(1)
-        } else {
-            1
-        };
-        self.gap_named = (iat_ms, times);
-        if times > SAME_GAPS {
-            None
-        } else {
-            Some(iat_ms)
         }
     }
 
@@ -432,7 +436,7 @@ impl PrefixCache {
                 .arrived
                 .saturating_add(u64::from(iat_ms) * MILLISECOND)
         };
-        let gap = hints.iat_ms.and_then(|gap| self.programs.telling_gap(gap));
+        let gap = hints.iat_ms.and_then(|gap| self.programs.gaps.telling(gap));
         lease.said.due = gap.map(due);
     }
 
@@ -466,8 +470,8 @@ mod tests {
     /// what it knows is.
     #[test]
     fn a_gap_that_every_request_names_says_nothing() {
-        let mut programs = Programs::default();
-        let mut ask = |gap| programs.telling_gap(gap);
+        let mut gaps = NamedGaps::default();
+        let mut ask = |gap| gaps.telling(gap);
         assert!((0..SAME_GAPS).all(|_| ask(250) == Some(250)));
         assert_eq!([ask(250), ask(250)], [None, None]);
         assert_eq!([ask(9000), ask(250)], [Some(9000), Some(250)]);

@@ -14,6 +14,7 @@
 
 use crate::SpanMeta;
 use crate::cache::PrefixCache;
+use crate::hints::Retention as Statement;
 use crate::node::NIL;
 use rootstock_memory::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,6 +117,56 @@ impl Retention {
         Some(priority)
     }
 
+    /// Something is said about a node of this `priority`: for good without seconds. Returns the
+    /// priority that follows; None where what holds already is as strong.
+    pub(crate) fn say(
+        &mut self,
+        at: u32,
+        priority: i32,
+        said: Statement,
+        now: Nanos,
+    ) -> Option<i32> {
+        if self.base(at, priority) >= Some(said.priority) {
+            return None;
+        }
+        let Some(seconds) = said.seconds else {
+            let raised = self.change(at, |retained| retained.base = Some(said.priority));
+            return Some(raised.unwrap_or(said.priority));
+        };
+        self.by_node.entry(at).or_insert(Retained {
+            base: Some(priority),
+            grants: Vec::new(),
+            used: now,
+        });
+        let grant = Grant {
+            priority: said.priority,
+            idle: Nanos::from(seconds).saturating_mul(SECOND),
+        };
+        self.change(at, |retained| {
+            retained.used = now;
+            retained.add(grant);
+        })
+    }
+
+    /// The next node of which a statement stops to hold before `now`, and the priority that it
+    /// has then; what is in use does not idle.
+    pub(crate) fn expire(
+        &mut self,
+        now: Nanos,
+        is_used: impl Fn(u32) -> bool,
+    ) -> Option<(u32, i32)> {
+        let &(_, at) = self.due.first().filter(|&&(due, _)| due < now)?;
+        let used = is_used(at);
+        let left = self.change(at, |retained| {
+            if used {
+                retained.used = now;
+            } else {
+                retained.grants.remove(0);
+            }
+        });
+        left.map(|priority| (at, priority))
+    }
+
     /// The node is in use, or was until now.
     pub(crate) fn touch(&mut self, at: u32, now: Nanos) {
         if !self.is_empty() {
@@ -162,10 +213,9 @@ impl PrefixCache {
     pub(crate) fn retain(&mut self, at: u32, meta: &SpanMeta, now: Nanos) {
         match meta.retention_s {
             None => self.retain_for_good(at, meta.priority),
-            Some(seconds) => {
-                let idle = Nanos::from(seconds).saturating_mul(SECOND);
+            seconds => {
                 let priority = meta.priority;
-                self.retain_while_used(at, Grant { priority, idle }, now);
+                self.retain_while_used(at, Statement { priority, seconds }, now);
             }
         }
     }
@@ -210,36 +260,27 @@ impl PrefixCache {
     /// What lasts of a parent is never below what lasts of its child, so the climb ends at the
     /// first that is high enough.
     fn retain_for_good(&mut self, mut at: u32, priority: i32) {
+        let said = Statement {
+            priority,
+            seconds: None,
+        };
         while at != NIL {
             let node = self.tree.node(at);
             let (now, parent) = (node.priority, node.parent);
-            if self.retention.base(at, now) >= Some(priority) {
+            let Some(raised) = self.retention.say(at, now, said, 0) else {
                 break;
-            }
-            let raised = self
-                .retention
-                .change(at, |retained| retained.base = Some(priority));
-            self.set_priority(at, raised.unwrap_or(priority));
+            };
+            self.set_priority(at, raised);
             at = parent;
         }
     }
 
-    fn retain_while_used(&mut self, mut at: u32, grant: Grant, now: Nanos) {
+    fn retain_while_used(&mut self, mut at: u32, said: Statement, now: Nanos) {
         while !self.tree.node(at).is_root() {
             let priority = self.tree.node(at).priority;
             // What holds for good and is as high already needs no deadline.
-            let lasting = self.retention.base(at, priority) >= Some(grant.priority);
-            if !lasting {
-                self.retention.by_node.entry(at).or_insert(Retained {
-                    base: Some(priority),
-                    grants: Vec::new(),
-                    used: now,
-                });
-                let raised = self.retention.change(at, |retained| {
-                    retained.used = now;
-                    retained.add(grant);
-                });
-                self.set_priority(at, raised.unwrap_or(priority));
+            if let Some(raised) = self.retention.say(at, priority, said, now) {
+                self.set_priority(at, raised);
             }
             at = self.tree.node(at).parent;
         }
@@ -247,23 +288,15 @@ impl PrefixCache {
 
     /// Statements about nodes that idle for too long stop to hold.
     pub(crate) fn expire_retention(&mut self, now: Nanos) {
-        while let Some(&(due, at)) = self.retention.due.first() {
-            if due >= now {
+        loop {
+            let tiers = &self.tiers;
+            let is_used = |at| tiers.iter().any(|tier| tier.span(at).leases > 0);
+            let Some((at, left)) = self.retention.expire(now, is_used) else {
                 break;
-            }
-            let used = self.tiers.iter().any(|tier| tier.span(at).leases > 0);
-            let left = self.retention.change(at, |retained| {
-                if used {
-                    retained.used = now;
-                } else {
-                    retained.grants.remove(0);
-                }
-            });
-            if let Some(priority) = left {
-                self.set_priority(at, priority);
-            }
+            };
+            self.set_priority(at, left);
             // What counted as less than 0 for a while is ordinary again, and so is its prefix.
-            if left == Some(0) {
+            if left == 0 {
                 self.retain_for_good(self.tree.node(at).parent, 0);
             }
         }

@@ -29,7 +29,10 @@ mod evict;
 mod insert;
 mod load;
 mod look;
+mod order;
 mod pins;
+mod programs;
+mod worth;
 
 pub use cell::SlotPolicy;
 pub use digest::{Digest, Hasher, SlotEvent};
@@ -37,14 +40,18 @@ pub use evict::{Freed, LeafEnd};
 pub use insert::{Inserted, Insertion, SlotAction, Step};
 pub use load::{HostInserted, LoadPlan, Place};
 pub use look::{PathPart, SlotCopy, SlotMatch, SlotRow};
+pub use worth::{Asker, Learned};
 
 use crate::node::NIL;
+use crate::policy::agent::Agent;
+use crate::program::NamedGaps;
+use crate::retain::Retention;
 use crate::tree::{Hashing, Tree};
 use ahash::RandomState;
 use cell::Cell;
-use cell::Rank;
 use evict::Walk;
 use insert::Walking;
+use order::Candidates;
 use rootstock_memory::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
@@ -67,10 +74,11 @@ pub struct SlotConfig {
     pub events: bool,
     /// How pages are named, for events and for stores.
     pub hasher: Hasher,
-    /// Share of `pin_base` tokens that pins may hold.
+    /// Share that pins may hold of the tokens of the host tier; of the device where there is no
+    /// host tier.
     pub pin_budget: f64,
     /// Tokens that the device pool holds.
-    pub pin_base: u64,
+    pub device_tokens: u64,
 }
 
 /// A part of the content that is never shared with another: who asks, and for which adapter.
@@ -136,6 +144,8 @@ pub struct HostTier {
     pub write_through_hits: u32,
     /// Stores below name pages.
     pub storage: bool,
+    /// Tokens that it holds, for the budget of pins; 0 where that is not known.
+    pub tokens: u64,
 }
 
 /// The tree.
@@ -151,7 +161,11 @@ pub struct SlotTree {
     spaces: BTreeMap<u32, Space>,
     clock: i64,
     /// Candidates of the device and of the host tier.
-    leaves: [BTreeSet<(Rank, u32)>; 2],
+    orders: [Candidates; 2],
+    agent: Option<Box<Agent>>,
+    retention: Retention,
+    gaps: NamedGaps,
+    now: Nanos,
     evictable: u64,
     protected: u64,
     /// Nodes with a host copy that the device has as well, in the order they became such.
@@ -163,7 +177,8 @@ pub struct SlotTree {
     events: Vec<SlotEvent>,
     pins: BTreeMap<(Nanos, u64), pins::Pin>,
     pinned_tokens: u64,
-    programs: pins::Programs,
+    lost_tokens: u64,
+    programs: programs::Programs,
 }
 
 impl SlotTree {
@@ -182,6 +197,7 @@ impl SlotTree {
                 write_back: false,
                 write_through_hits: 256,
                 storage: false,
+                tokens: 0,
             },
             tree: Tree::new(config.page_tokens, u32::MAX, hashing),
             cells: Vec::new(),
@@ -189,7 +205,14 @@ impl SlotTree {
             roots: BTreeMap::new(),
             spaces: BTreeMap::new(),
             clock: 0,
-            leaves: [BTreeSet::new(), BTreeSet::new()],
+            orders: [
+                Candidates::Ranked(BTreeSet::new()),
+                Candidates::Ranked(BTreeSet::new()),
+            ],
+            agent: None,
+            retention: Retention::default(),
+            gaps: NamedGaps::default(),
+            now: 0,
             evictable: 0,
             protected: 0,
             twins: BTreeMap::new(),
@@ -200,7 +223,8 @@ impl SlotTree {
             events: Vec::new(),
             pins: BTreeMap::new(),
             pinned_tokens: 0,
-            programs: pins::Programs::default(),
+            lost_tokens: 0,
+            programs: programs::Programs::default(),
         };
         tree.reset();
         tree
@@ -212,14 +236,15 @@ impl SlotTree {
         self.cells.clear();
         self.roots.clear();
         self.spaces.clear();
-        self.leaves = [BTreeSet::new(), BTreeSet::new()];
         (self.evictable, self.protected) = (0, 0);
         self.twins.clear();
         self.reclaimed = 0;
         (self.walking, self.walk) = (None, None);
         self.pins.clear();
         self.pinned_tokens = 0;
-        self.programs = pins::Programs::default();
+        self.programs = programs::Programs::default();
+        self.retention = Retention::default();
+        (self.orders, self.agent) = self.new_orders();
         self.root = self.add_root(SpaceName::default(), [None, None]);
     }
 
@@ -317,6 +342,16 @@ impl SlotTree {
         lower.used = touched;
         let writing = cell.writing;
         *self.cell_slot(upper) = cell;
+        self.retention.split(at, upper);
+        if let Some(agent) = &mut self.agent {
+            agent.split(at, upper, self.tree.node(at).depth);
+        }
+        for order in &mut self.orders {
+            let mark = order.mark_of(at);
+            if let Some(shelf) = order.shelf() {
+                shelf.mark(upper, mark);
+            }
+        }
         self.refresh(upper);
         self.refresh(at);
         self.track_twin(upper);
@@ -371,6 +406,8 @@ impl SlotTree {
                 self.evictable += tokens;
                 self.protected -= tokens;
                 self.refresh(at);
+                self.retention.touch(at, self.now);
+                self.settle(at);
             }
             at = self.parent(at);
         }

@@ -38,7 +38,7 @@ fn tree(policy: SlotPolicy) -> SlotTree {
         events: false,
         hasher: name,
         pin_budget: 0.5,
-        pin_base: 8,
+        device_tokens: 8,
     })
 }
 
@@ -149,6 +149,7 @@ fn a_copy_stops_the_insertion_until_the_host_has_acted() {
         write_back: false,
         write_through_hits: 2,
         storage: false,
+        tokens: 0,
     };
     let above = insert(&mut tree, &[1, 2], 10);
     let what = Insertion {

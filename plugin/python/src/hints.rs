@@ -15,6 +15,8 @@ use crate::failure::invalid;
 #[derive(Debug)]
 pub(crate) struct Hints {
     pub(crate) about: Arc<About>,
+    /// What it says, without whose it is.
+    pub(crate) said: Arc<rootstock::radix::Hints>,
 }
 
 #[pymethods]
@@ -26,9 +28,11 @@ impl Hints {
     fn new(nvext: &str, tenant: u32, prompt_tokens: u32, block_tokens: u32) -> PyResult<Self> {
         let nvext: Value = serde_json::from_str(nvext).map_err(invalid)?;
         let parsed = hints::parse(&nvext, &Value::Null, &[]);
+        let said = Arc::new(parsed.hints.clone());
         let about = About::new(parsed.hints, TenantId(tenant), prompt_tokens, block_tokens);
         Ok(Self {
             about: Arc::new(about),
+            said,
         })
     }
 

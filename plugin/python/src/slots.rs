@@ -2,120 +2,31 @@
 //! SGLang. Tokens and slots come in as buffers of 64-bit integers and go out as byte arrays of
 //! them; the tree allocates and frees nothing.
 
+mod edge;
 mod names;
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyAssertionError, PyKeyError, PyRuntimeError};
+use pyo3::exceptions::PyAssertionError;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyTuple};
+use pyo3::types::PyTuple;
 use rootstock::radix::ProgramId;
 use rootstock::radix::slots::{
-    self, Freed, Handle, Insertion, LeafEnd, SlotAction, SlotConfig, SlotError, SlotEvent,
-    SlotMatch, SpaceName, Step,
+    self, Asker, Handle, Insertion, LeafEnd, SlotConfig, SlotMatch, SpaceName, Step,
 };
 
 use crate::clock::now_ns;
 use crate::failure::{invalid, poisoned};
+use crate::hints::Hints;
+use edge::{
+    Bytes, FreedSlots, action, actions, bytes, event, failed, freed, handles, ids, longs, tokens_of,
+};
 use names::{digests_of, hash_page, hex, policy_of, seeds_of};
 
-type Bytes = Py<PyByteArray>;
-type FreedSlots = (Vec<Bytes>, Vec<Bytes>, usize, usize);
 type StepDone = (usize, u64, Vec<(usize, usize)>);
 
-fn failed(error: SlotError) -> PyErr {
-    match error {
-        SlotError::Missing(_) => PyKeyError::new_err(error.to_string()),
-        SlotError::Insertion(_) => PyRuntimeError::new_err(error.to_string()),
-        SlotError::State { .. } => PyAssertionError::new_err(error.to_string()),
-        SlotError::Length { .. } | _ => invalid(error),
-    }
-}
-
-/// Whole pages of a key. It ends before a token that is no 32-bit id: what comes after is not
-/// cached.
-fn tokens_of(py: Python<'_>, key: &Bound<'_, PyAny>, page_tokens: usize) -> PyResult<Vec<u32>> {
-    let wide = longs(py, key, "the key")?;
-    let mut tokens = Vec::with_capacity(wide.len());
-    tokens.extend(wide.iter().map_while(|&token| u32::try_from(token).ok()));
-    tokens.truncate(tokens.len() / page_tokens * page_tokens);
-    Ok(tokens)
-}
-
-fn longs(py: Python<'_>, from: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<i64>> {
-    // An empty array has no address that a buffer could name.
-    if from.len().is_ok_and(|len| len == 0) {
-        return Ok(Vec::new());
-    }
-    let buffer = PyBuffer::<i64>::get(from)
-        .map_err(|_| invalid(format!("{what} is no buffer of 64-bit integers")))?;
-    buffer.to_vec(py)
-}
-
-fn bytes(py: Python<'_>, slots: &[i64]) -> Bytes {
-    PyByteArray::new(py, bytemuck::cast_slice(slots)).unbind()
-}
-
-fn freed(py: Python<'_>, freed: &Freed) -> FreedSlots {
-    let all = |lists: &[Vec<i64>]| lists.iter().map(|slots| bytes(py, slots)).collect();
-    let (device, host) = (all(&freed.device), all(&freed.host));
-    (device, host, freed.tokens, freed.unbacked)
-}
-
-fn ids(handles: &[Handle]) -> Vec<u64> {
-    handles.iter().map(|handle| handle.0).collect()
-}
-
-fn handles(ids: &[u64]) -> Vec<Handle> {
-    ids.iter().map(|&id| Handle(id)).collect()
-}
-
-/// An action as a tuple that starts with its name.
-fn action<'py>(py: Python<'py>, action: &SlotAction) -> PyResult<Bound<'py, PyTuple>> {
-    match action {
-        SlotAction::Free(slots) => ("free", bytes(py, slots)).into_pyobject(py),
-        SlotAction::BackUp(nodes) => ("backup", ids(nodes)).into_pyobject(py),
-        SlotAction::Split { ack, upper, lower } => {
-            ("split", ack, upper.0, lower.0).into_pyobject(py)
-        }
-    }
-}
-
-fn actions(py: Python<'_>, all: &[SlotAction]) -> PyResult<Vec<Py<PyTuple>>> {
-    let tuples = all.iter().map(|one| action(py, one).map(Bound::unbind));
-    tuples.collect()
-}
-
-fn event<'py>(py: Python<'py>, event: SlotEvent) -> PyResult<Bound<'py, PyTuple>> {
-    match event {
-        SlotEvent::Stored {
-            space,
-            hashes,
-            parent,
-            tokens,
-            device,
-            session,
-        } => (
-            "stored",
-            (space.extra, space.salt),
-            hashes,
-            device,
-            parent,
-            tokens,
-            session,
-        )
-            .into_pyobject(py),
-        SlotEvent::Removed {
-            space,
-            hashes,
-            device,
-        } => ("removed", (space.extra, space.salt), hashes, device).into_pyobject(py),
-    }
-}
-
 /// What is inserted: `(extra, salt)`, tokens, slots, tokens that are the tree's already, tokens
-/// that were counted, priority, session, program.
+/// that were counted, priority, session, program, and who asks: None says nothing new.
 type Asked<'py> = (
     (Option<String>, Option<String>),
     Bound<'py, PyAny>,
@@ -125,7 +36,15 @@ type Asked<'py> = (
     i64,
     Option<String>,
     Option<u64>,
+    Option<Asking<'py>>,
 );
+
+/// Hints, tokens of the prompt, when the request came, whether it inserts for the last time.
+type Asking<'py> = (Option<PyRef<'py, Hints>>, u32, u64, bool);
+
+/// Policy `agent`: whether LRU rules, rounds lost, watched uses, those found, and per capacity
+/// its pages, expected hit tokens, and those of LRU.
+type Learned = (bool, u32, u64, u64, Vec<(u64, u64, u64)>);
 
 /// A tree over slots that the engine owns.
 #[pyclass(frozen, module = "rootstock")]
@@ -149,18 +68,18 @@ impl SlotTree {
 
 #[pymethods]
 impl SlotTree {
-    /// `policy` is one of lru, lfu, slru, priority, tlru, fifo, filo, mru; `numbers` are those of
+    /// `policy` is one of lru, lfu, slru, priority, tlru, fifo, filo, mru, agent; `numbers` are those of
     /// slru (insertions) or tlru (threshold, estimate).
     #[new]
     #[pyo3(signature = (page_tokens, policy, numbers = Vec::new(), *, events = false,
-        pin_budget = 0.0, pin_base = 0))]
+        pin_budget = 0.0, device_tokens = 0))]
     fn new(
         page_tokens: u32,
         policy: &str,
         numbers: Vec<f64>,
         events: bool,
         pin_budget: f64,
-        pin_base: u64,
+        device_tokens: u64,
     ) -> PyResult<Self> {
         if page_tokens == 0 {
             return Err(invalid("page_tokens is 0"));
@@ -171,7 +90,7 @@ impl SlotTree {
             events,
             hasher: hash_page,
             pin_budget,
-            pin_base,
+            device_tokens,
         };
         Ok(Self {
             tree: Mutex::new(slots::SlotTree::new(config)),
@@ -190,13 +109,27 @@ impl SlotTree {
 
     /// How nodes reach the host tier.
     fn set_host(&self, enabled: bool, write_back: bool, hits: u32, storage: bool) -> PyResult<()> {
-        self.lock()?.host = slots::HostTier {
+        let mut tree = self.lock()?;
+        tree.host = slots::HostTier {
             enabled,
             write_back,
             write_through_hits: hits,
             storage,
+            tokens: tree.host.tokens,
         };
         Ok(())
+    }
+
+    /// How many tokens the host tier holds; said before anything is inserted.
+    fn set_host_tokens(&self, tokens: u64) -> PyResult<()> {
+        self.lock()?.set_host_tokens(tokens);
+        Ok(())
+    }
+
+    /// Nanoseconds by the clock of the tree.
+    #[staticmethod]
+    fn now() -> u64 {
+        now_ns()
     }
 
     /// (device tokens, device node, best node, host tokens, tokens, last visited node, action).
@@ -260,7 +193,7 @@ impl SlotTree {
         py: Python<'_>,
         asked: Asked<'_>,
     ) -> PyResult<(Vec<Py<PyTuple>>, Option<StepDone>)> {
-        let ((extra, salt), key, slots, owned, counted, priority, session, program) = asked;
+        let ((extra, salt), key, slots, owned, counted, priority, session, program, asking) = asked;
         let tokens = tokens_of(py, &key, self.page_tokens)?;
         let mut slots = longs(py, &slots, "slots")?;
         slots.truncate(tokens.len());
@@ -275,8 +208,17 @@ impl SlotTree {
             priority,
             session,
             program: program.map(ProgramId),
+            asker: asking.map(|(hints, prompt_tokens, arrived, is_done)| Asker {
+                hints: hints.map(|hints| Arc::clone(&hints.said)),
+                prompt_tokens,
+                arrived,
+                is_done,
+            }),
         };
-        let step = self.lock()?.begin_insert(what).map_err(failed)?;
+        let mut tree = self.lock()?;
+        tree.set_now(now_ns());
+        let step = tree.begin_insert(what).map_err(failed)?;
+        drop(tree);
         self.step(py, &step)
     }
 
@@ -313,7 +255,9 @@ impl SlotTree {
     }
 
     fn begin_walk(&self, tokens: usize) -> PyResult<()> {
-        self.lock()?.begin_walk(tokens);
+        let mut tree = self.lock()?;
+        tree.set_now(now_ns());
+        tree.begin_walk(tokens);
         Ok(())
     }
 
@@ -327,11 +271,11 @@ impl SlotTree {
         Ok(())
     }
 
-    /// (device slots, host slots, tokens, unbacked tokens), or None when a copy must be made first.
-    fn take_leaf(&self, py: Python<'_>, node: u64) -> PyResult<Option<FreedSlots>> {
+    /// (device slots, host slots, tokens, unbacked tokens), or None and the nodes to copy first.
+    fn take_leaf(&self, py: Python<'_>, node: u64) -> PyResult<(Option<FreedSlots>, Vec<u64>)> {
         match self.lock()?.take_leaf(Handle(node)).map_err(failed)? {
-            LeafEnd::Gone(gone) => Ok(Some(freed(py, &gone))),
-            LeafEnd::NeedsCopy(_) => Ok(None),
+            LeafEnd::Gone(gone) => Ok((Some(freed(py, &gone)), Vec::new())),
+            LeafEnd::NeedsCopy(nodes) => Ok((None, ids(&nodes))),
         }
     }
 
@@ -346,7 +290,10 @@ impl SlotTree {
     }
 
     fn evict_host(&self, py: Python<'_>, tokens: usize, keep_twins: bool) -> PyResult<FreedSlots> {
-        let gone = self.lock()?.evict_host(tokens, keep_twins);
+        let mut tree = self.lock()?;
+        tree.set_now(now_ns());
+        let gone = tree.evict_host(tokens, keep_twins);
+        drop(tree);
         Ok(freed(py, &gone))
     }
 
@@ -537,6 +484,12 @@ impl SlotTree {
         Ok(self.lock()?.pinned())
     }
 
+    /// Pinned tokens that no tier had room for.
+    #[getter]
+    fn lost(&self) -> PyResult<u64> {
+        Ok(self.lock()?.lost())
+    }
+
     #[getter]
     fn reclaim_digest(&self) -> PyResult<u64> {
         Ok(self.lock()?.reclaim_digest())
@@ -567,6 +520,41 @@ impl SlotTree {
             return Ok(0);
         }
         Ok(tree.expire_pins(now_ns()))
+    }
+
+    /// What of a pinned path to copy to the host tier now.
+    fn copies_for_pin(&self, node: u64) -> PyResult<Vec<u64>> {
+        let nodes = self.lock()?.copies_for_pin(Handle(node)).map_err(failed)?;
+        Ok(ids(&nodes))
+    }
+
+    /// The path of a node counts with `priority` until it idles for `seconds`, or for good.
+    fn retain(&self, node: u64, priority: i32, seconds: Option<u32>) -> PyResult<()> {
+        let mut tree = self.lock()?;
+        tree.set_now(now_ns());
+        tree.retain(Handle(node), priority, seconds).map_err(failed)
+    }
+
+    /// Where the prefixes of a program end.
+    fn ends_of(&self, program: u64) -> PyResult<Vec<u64>> {
+        Ok(ids(&self.lock()?.ends_of(ProgramId(program))))
+    }
+
+    fn learned(&self, lookup_tokens: u64, hit_tokens: u64) -> PyResult<Option<Learned>> {
+        let learned = self.lock()?.learned(lookup_tokens, hit_tokens);
+        Ok(learned.map(|learned| {
+            let points = learned.curve.iter();
+            let points = points.map(|one| (one.pages, one.hit_tokens, one.lru_hit_tokens));
+            let duel = learned.duel;
+            let (uses, hits) = (duel.watched_uses, duel.watched_hits);
+            (
+                duel.lru_rules,
+                duel.rounds_lost,
+                uses,
+                hits,
+                points.collect(),
+            )
+        }))
     }
 
     fn release_program(&self, program: u64) -> PyResult<u64> {

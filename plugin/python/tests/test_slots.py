@@ -11,7 +11,7 @@ COMMON = (None, None)
 
 def insert(tree, tokens, slots, *, space=COMMON, owned=0, program=None):
     key, slots = array("q", tokens), array("q", slots)
-    _, done = tree.begin_insert((space, key, slots, owned, 0, 0, None, program))
+    _, done = tree.begin_insert((space, key, slots, owned, 0, 0, None, program, None))
     return done
 
 
@@ -23,7 +23,8 @@ def evict(tree, tokens):
     freed = []
     tree.begin_walk(tokens)
     while (node := tree.next_leaf(len(freed))) is not None:
-        device, _, _, _ = tree.take_leaf(node)
+        (device, _, _, _), copies = tree.take_leaf(node)
+        assert not copies
         freed += [slot for slots in device for slot in longs(slots)]
     tree.end_walk()
     tree.check()
@@ -37,7 +38,7 @@ def test_a_prefix_is_found_with_its_slots_and_what_is_twice_is_given_back():
     assert tokens == 2, "whole pages alone"
     assert longs(tree.device_slots(node, tree.root())) == [10, 11]
     actions, done = tree.begin_insert(
-        (COMMON, array("q", [1, 2, 3, 4]), array("q", [20, 21, 22, 23]), 2, 0, 0, None, None)
+        (COMMON, array("q", [1, 2, 3, 4]), array("q", [20, 21, 22, 23]), 2, 0, 0, None, None, None)
     )
     assert [(kind, longs(slots)) for kind, slots in actions] == [("free", [22, 23])]
     assert done[0] == 4
@@ -54,7 +55,7 @@ def test_namespaces_share_nothing():
 
 
 def test_leases_and_pins_hold_and_an_ended_program_goes_first():
-    tree = SlotTree(1, "lru", pin_budget=0.5, pin_base=10)
+    tree = SlotTree(1, "lru", pin_budget=0.5, device_tokens=10)
     insert(tree, [1, 2], [10, 11], program=7)
     insert(tree, [3, 4], [20, 21])
     _, node, *_ = tree.find(array("q", [3, 4]), None, None)

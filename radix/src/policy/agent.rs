@@ -13,6 +13,7 @@
 //! [`rivals`] the duel with least recently used, [`curve`] the hits at other capacities.
 
 mod ages;
+pub(crate) mod branch;
 mod class;
 mod curve;
 mod rivals;

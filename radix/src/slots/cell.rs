@@ -1,7 +1,8 @@
 //! What a slot tree knows of a node beside its edge, and in which order nodes go.
 
 use super::digest::Digest;
-use super::pins::Owner;
+use super::order::CLASS_BITS;
+use super::programs::Owner;
 use super::{Handle, SlotTree};
 use crate::node::Node;
 
@@ -36,6 +37,8 @@ pub enum SlotPolicy {
     Filo,
     /// Most recently used first.
     Mru,
+    /// What brings the fewest uses per second of memory first, as learned from the load.
+    Agent,
 }
 
 /// State of a node.
@@ -67,6 +70,10 @@ pub(super) struct Cell {
     pub(super) twin: Option<u64>,
     pub(super) pins: u32,
     pub(super) owner: Owner,
+    /// What was said about it: higher stays longer, whatever the policy.
+    pub(super) retained: i32,
+    /// The walk under way has offered it in vain.
+    pub(super) passed: bool,
     /// Its program is over: it goes before all else.
     pub(super) spent: bool,
     /// Where it stands in the orders of the tiers.
@@ -112,17 +119,33 @@ impl Cell {
             twin: None,
             pins: self.pins,
             owner: self.owner,
+            retained: self.retained,
+            passed: self.passed,
             spent: self.spent,
             ranks: [None, None],
         }
     }
 
     fn rank(&self, policy: SlotPolicy, node: &Node, page_tokens: u64) -> Rank {
+        if self.pins > 0 {
+            return (i64::MAX, self.used);
+        }
         if self.spent {
             return (i64::MIN, self.used);
         }
+        let (class, order) = self.class(policy, node, page_tokens);
+        if self.retained == 0 {
+            return (class, order);
+        }
+        // Every class within a priority, and below the next.
+        let most = (1 << (CLASS_BITS - 1)) - 1;
+        let base = i64::from(self.retained) << CLASS_BITS;
+        (base.saturating_add(class.clamp(-most, most)), order)
+    }
+
+    fn class(&self, policy: SlotPolicy, node: &Node, page_tokens: u64) -> Rank {
         let class = match policy {
-            SlotPolicy::Lru => 0,
+            SlotPolicy::Lru | SlotPolicy::Agent => 0,
             SlotPolicy::Lfu => self.hits.into(),
             SlotPolicy::Slru { hits } => (f64::from(self.hits) >= hits).into(),
             SlotPolicy::Priority => self.priority,
@@ -154,12 +177,12 @@ const fn exact(tokens: u64) -> f64 {
 impl SlotTree {
     fn is_device_leaf(&self, at: u32) -> bool {
         let cell = self.cell(at);
-        cell.device.is_some() && cell.leases == 0 && cell.kids == 0
+        cell.device.is_some() && cell.leases == 0 && cell.kids == 0 && !cell.passed
     }
 
     fn is_host_leaf(&self, at: u32) -> bool {
         let cell = self.cell(at);
-        let is_idle = cell.leases == 0 && cell.host_leases == 0;
+        let is_idle = cell.leases == 0 && cell.host_leases == 0 && cell.pins == 0;
         cell.device.is_none() && cell.host.is_some() && is_idle && self.tree.node(at).is_leaf()
     }
 
@@ -186,12 +209,15 @@ impl SlotTree {
         if now == before {
             return;
         }
-        for ((order, before), now) in self.leaves.iter_mut().zip(before).zip(now) {
+        for ((order, before), now) in self.orders.iter_mut().zip(before).zip(now) {
+            if before == now {
+                continue;
+            }
             if let Some(rank) = before {
-                order.remove(&(rank, at));
+                order.remove(rank, at);
             }
             if let Some(rank) = now {
-                order.insert((rank, at));
+                order.insert(rank, at);
             }
         }
         self.cell_mut(at).ranks = now;
@@ -200,9 +226,9 @@ impl SlotTree {
     /// Takes a node out of the orders.
     pub(super) fn unrank(&mut self, at: u32) {
         let before = std::mem::take(&mut self.cell_mut(at).ranks);
-        for (order, rank) in self.leaves.iter_mut().zip(before) {
+        for (order, rank) in self.orders.iter_mut().zip(before) {
             if let Some(rank) = rank {
-                order.remove(&(rank, at));
+                order.remove(rank, at);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::SlotTree;
 use rootstock_memory::Corruption;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 macro_rules! ensure {
     ($part:literal, $holds:expr, $($detail:tt)+) => {
@@ -57,11 +57,11 @@ impl SlotTree {
             self.evictable,
             self.protected
         );
-        ensure!(
-            "leaves",
-            leaves == self.leaves,
-            "the orders hold other nodes"
-        );
+        for (order, expected) in self.orders.iter().zip(&leaves) {
+            let fault = order.fault(expected);
+            ensure!("leaves", fault.is_none(), "{}", fault.unwrap_or_default());
+        }
+        self.check_said()?;
         for (slots, count) in slots.iter().zip(counts) {
             ensure!("slots", slots.len() == count, "a slot is in two nodes");
         }
@@ -103,8 +103,42 @@ impl SlotTree {
                 "node {at} is leased alone"
             );
         }
-        let is_pinned = cell.pins <= cell.leases;
-        ensure!("node", is_pinned, "node {at} has more pins than leases");
+        Ok(())
+    }
+
+    /// Pins, retention and what is learned.
+    fn check_said(&self) -> Result<(), Corruption> {
+        let mut pins = BTreeMap::<u32, u32>::new();
+        for pin in self.pins.values() {
+            let found = self.find(pin.node);
+            ensure!("pins", found.is_ok(), "the end of a pin is gone");
+            let mut at = found.unwrap_or(self.root);
+            while !self.is_root_at(at) {
+                *pins.entry(at).or_default() += 1;
+                let is_kept = !pin.is_lease || self.cell(at).leases > 0;
+                ensure!("pins", is_kept, "node {at} lacks the lease of its pin");
+                at = self.parent(at);
+            }
+        }
+        for at in self.all_nodes() {
+            let (noted, counted) = (self.cell(at).pins, pins.get(&at).copied());
+            let counted = counted.unwrap_or(0);
+            let what = "pins";
+            ensure!(
+                "pins",
+                noted == counted,
+                "node {at} has {counted} {what}, not {noted}"
+            );
+        }
+        let retained = |at: u32| self.cells.get(at as usize).map(|cell| cell.retained);
+        let fault = self.retention.fault(retained).or_else(|| {
+            let pages = |at: u32| {
+                let node = self.tree.nodes.get(at as usize)?;
+                Some((node.depth, node.end()))
+            };
+            self.agent.as_ref().and_then(|agent| agent.fault(pages))
+        });
+        ensure!("said", fault.is_none(), "{}", fault.unwrap_or_default());
         Ok(())
     }
 

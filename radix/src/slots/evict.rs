@@ -1,7 +1,6 @@
 //! Eviction, node by node: the host frees what each step gave up before the next one.
 
 use super::{Handle, SlotError, SlotTree};
-use std::collections::BTreeSet;
 
 /// What a step gave up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -21,8 +20,8 @@ pub struct Freed {
 pub enum LeafEnd {
     /// It left the device.
     Gone(Freed),
-    /// Copy it to the host tier first, then [`SlotTree::demote`] it.
-    NeedsCopy(Handle),
+    /// Copy these nodes to the host tier first, in this order, then [`SlotTree::demote`] it.
+    NeedsCopy(Vec<Handle>),
 }
 
 /// A walk over the candidates of the device.
@@ -31,7 +30,7 @@ pub(super) struct Walk {
     tokens: usize,
     last: Option<u32>,
     /// Offered, and still there.
-    passed: BTreeSet<u32>,
+    passed: Vec<u32>,
 }
 
 const DEVICE: usize = 0;
@@ -44,10 +43,11 @@ const FOLD_FACTOR: u64 = 1_000_003;
 impl SlotTree {
     /// Starts a walk over the device's candidates that wants `tokens` back.
     pub fn begin_walk(&mut self, tokens: usize) {
+        self.end_walk();
         self.walk = Some(Walk {
             tokens,
             last: None,
-            passed: BTreeSet::new(),
+            passed: Vec::new(),
         });
     }
 
@@ -59,26 +59,32 @@ impl SlotTree {
         let Some(walk) = &mut self.walk else {
             return Err(SlotError::Insertion("a walk, and none is under way"));
         };
-        if let Some(last) = walk.last.take() {
-            let is_left = self
-                .cells
-                .get(last as usize)
-                .and_then(|cell| cell.ranks[DEVICE]);
-            if is_left.is_some_and(|rank| self.leaves[DEVICE].contains(&(rank, last))) {
-                walk.passed.insert(last);
-            }
+        let (last, is_enough) = (walk.last.take(), freed >= walk.tokens);
+        if let Some(last) = last
+            && self.cells[last as usize].ranks[DEVICE].is_some()
+        {
+            walk.passed.push(last);
+            self.cell_mut(last).passed = true;
+            self.refresh(last);
         }
-        if freed >= walk.tokens {
+        if is_enough {
             return Ok(None);
         }
-        let mut order = self.leaves[DEVICE].iter().map(|&(_, at)| at);
-        walk.last = order.find(|at| !walk.passed.contains(at));
-        Ok(walk.last.map(|at| self.handle(at)))
+        let next = self.orders[DEVICE].first();
+        if let Some(walk) = &mut self.walk {
+            walk.last = next;
+        }
+        Ok(next.map(|at| self.handle(at)))
     }
 
     /// Ends the walk.
     pub fn end_walk(&mut self) {
-        self.walk = None;
+        let passed = self.walk.take().map_or_else(Vec::new, |walk| walk.passed);
+        for at in passed {
+            if std::mem::take(&mut self.cell_mut(at).passed) {
+                self.refresh(at);
+            }
+        }
     }
 
     fn device_leaf(&self, handle: Handle) -> Result<u32, SlotError> {
@@ -103,7 +109,9 @@ impl SlotTree {
         if self.cell(at).host.is_some() {
             self.leave_device(at, &mut freed);
         } else if self.host.write_back {
-            return Ok(LeafEnd::NeedsCopy(handle));
+            return Ok(LeafEnd::NeedsCopy(vec![handle]));
+        } else if self.host.enabled && self.cell(at).pins > 0 {
+            return Ok(LeafEnd::NeedsCopy(self.chain_to_back_up(at)));
         } else {
             self.drop_unbacked(at, &mut freed)?;
         }
@@ -219,7 +227,7 @@ impl SlotTree {
             self.reclaim_twins(tokens, &mut freed);
         }
         while freed.tokens < tokens {
-            let Some(&(_, at)) = self.leaves[HOST].first() else {
+            let Some(at) = self.orders[HOST].first() else {
                 break;
             };
             self.tell_removed(at, false);
@@ -252,7 +260,8 @@ impl SlotTree {
                     continue;
                 }
                 let is_spared = spares_leaves && cell.ranks[DEVICE].is_some();
-                if is_spared || !self.is_twin(at) || cell.host_leases > 0 {
+                let is_held = cell.host_leases > 0 || cell.pins > 0;
+                if is_spared || is_held || !self.is_twin(at) {
                     continue;
                 }
                 self.tell_removed(at, false);
@@ -296,6 +305,11 @@ impl SlotTree {
     fn unlink(&mut self, at: u32) {
         self.unrank(at);
         self.untrack_twin(at);
+        self.shorten_pins(at);
+        self.retention.forget(at);
+        if let Some(agent) = &mut self.agent {
+            agent.forget(at);
+        }
         self.tree.remove(at);
         *self.cell_mut(at) = super::cell::Cell::default();
     }

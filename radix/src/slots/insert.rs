@@ -1,9 +1,10 @@
 //! Insertion, cut where the host has to act: at each backup that a node has earned.
 
 use super::digest::Digest;
-use super::pins::Owner;
+use super::programs::Owner;
+use super::worth::Asker;
 use super::{Handle, SlotError, SlotTree, SpaceName};
-use crate::{ProgramId, SpanMeta, Token};
+use crate::{ContextKind, ProgramId, SpanMeta, Token};
 
 /// What the host has to do. Nothing of it is done by the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,8 +43,10 @@ pub struct Insertion {
     pub priority: i64,
     /// For events.
     pub session: Option<String>,
-    /// Who inserts.
+    /// Whose program inserts.
     pub program: Option<ProgramId>,
+    /// The request; none where it says nothing new.
+    pub asker: Option<Asker>,
 }
 
 /// What became of an insertion.
@@ -69,10 +72,12 @@ pub struct Step {
 /// An insertion under way.
 #[derive(Debug)]
 pub(super) struct Walking {
-    what: Insertion,
-    at: u32,
+    pub(super) what: Insertion,
+    pub(super) at: u32,
     /// Tokens that are behind.
     done: usize,
+    /// Those that were there.
+    found: usize,
     is_at_end: bool,
     taken: Vec<(usize, usize)>,
     actions: Vec<SlotAction>,
@@ -125,6 +130,7 @@ impl SlotTree {
             what,
             at,
             done: 0,
+            found: 0,
             is_at_end: false,
             taken: Vec::new(),
             actions: Vec::new(),
@@ -152,9 +158,9 @@ impl SlotTree {
                 });
             }
         }
-        self.note_program(walk.what.program, walk.at);
+        self.conclude(&walk);
         let result = Inserted {
-            found: walk.done,
+            found: walk.found,
             last: self.handle(walk.at),
             taken: walk.taken,
         };
@@ -208,33 +214,50 @@ impl SlotTree {
                 walk.actions.push(SlotAction::Free(slots[own..].to_vec()));
             }
         }
-        let backup = end > walk.what.counted && self.count(at);
-        (walk.at, walk.done) = (at, end);
+        let is_new = end > walk.what.counted;
+        if is_new {
+            self.found(at);
+        }
+        let backup = is_new && self.count(at);
+        (walk.at, walk.done, walk.found) = (at, end, end);
         backup.then(|| SlotAction::BackUp(self.chain_to_back_up(at)))
     }
 
     fn insert_rest(&mut self, walk: &mut Walking) -> Option<SlotAction> {
-        walk.is_at_end = true;
-        let (start, end) = (walk.done, walk.what.tokens.len());
-        if start == end {
+        let start = walk.done;
+        if start == walk.what.tokens.len() {
+            walk.is_at_end = true;
             return None;
         }
+        let (end, kind) = self.run_of(walk, start);
+        walk.is_at_end = end == walk.what.tokens.len();
         walk.take(end);
-        let slots = walk.what.slots[start..].to_vec();
-        let rest = &walk.what.tokens[start..];
-        let at = self.add(walk.at, rest, walk.what.priority);
+        let slots = walk.what.slots[start..end].to_vec();
+        let rest = &walk.what.tokens[start..end];
+        let at = self.add(walk.at, rest, walk.what.priority, kind);
         self.cell_mut(at).owner = walk.what.program.map_or(Owner::Unknown, Owner::One);
         self.fill(at, slots);
         self.name(at);
         self.tell_stored(at, true, walk.what.session.as_deref());
-        walk.at = at;
+        (walk.at, walk.done) = (at, end);
+        self.computed(at, walk);
         let backup = end > walk.what.counted && self.count(at);
         backup.then(|| SlotAction::BackUp(self.chain_to_back_up(at)))
     }
 
     /// A new leaf on no tier.
-    pub(super) fn add(&mut self, parent: u32, tokens: &[Token], priority: i64) -> u32 {
-        let at = self.tree.add_leaf(parent, tokens, &SpanMeta::default(), 0);
+    pub(super) fn add(
+        &mut self,
+        parent: u32,
+        tokens: &[Token],
+        priority: i64,
+        kind: ContextKind,
+    ) -> u32 {
+        let meta = SpanMeta {
+            kind,
+            ..SpanMeta::default()
+        };
+        let at = self.tree.add_leaf(parent, tokens, &meta, 0);
         let (used, created) = (self.tick(), self.tick());
         let page_tokens = u64::from(self.config.page_tokens);
         let reach = u64::from(self.tree.node(at).end()) * page_tokens;

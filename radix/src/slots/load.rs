@@ -2,7 +2,7 @@
 
 use super::digest::Digest;
 use super::{Handle, SlotAction, SlotError, SlotTree, SpaceName};
-use crate::Token;
+use crate::{ContextKind, Token};
 
 /// What to load for a node: host slots in the order of the path, and whose they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -264,7 +264,8 @@ impl SlotTree {
             result.dropped = true;
         } else {
             let priority = self.cell(if is_root { self.root } else { at }).priority;
-            at = self.add(at, &tokens[done..], priority);
+            at = self.add(at, &tokens[done..], priority, ContextKind::Unknown);
+            self.judge_arrival(at);
             let cell = self.cell_mut(at);
             cell.digests = Some(names[done / page_tokens..].to_vec());
             cell.host = Some(slots[done..].to_vec());

@@ -107,6 +107,7 @@ impl SlotTree {
             let cell = self.cell_mut(at);
             cell.used = now;
             cell.spent = false;
+            self.retention.touch(at, self.now);
             self.refresh(at);
             now -= 1;
             at = self.parent(at);

@@ -1,91 +1,24 @@
-//! What programs say: pins that hold a path for a time within a budget, and the end of a program,
-//! which makes what it alone used go first.
+//! Pins: a path is held for a time, within a budget.
+//!
+//! Without a host tier a pin is a lease: the path stays on the device, and admission waits. With
+//! one it holds the path on any tier: what is pinned leaves the device after all else, by way of a
+//! copy, and the copy stays until the pin is over. So a pin refuses nobody. Only where not even
+//! the host tier has room is a part of it lost, from its end ([`SlotTree::lost`]).
 
 use super::{Handle, SlotError, SlotTree};
 use crate::ProgramId;
 use rootstock_memory::Nanos;
-use std::collections::BTreeMap;
-
-/// Ends of paths that are remembered of one program, the last ones.
-const ENDS_MAX: usize = 64;
-
-/// Programs that are remembered.
-const PROGRAMS_MAX: usize = 4096;
-
-/// Whose a node is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Owner {
-    /// Nobody said.
-    #[default]
-    Unknown,
-    /// One program alone has inserted it.
-    One(ProgramId),
-    /// Several have.
-    Many,
-}
-
-impl Owner {
-    pub(super) fn joined(self, by: Option<ProgramId>) -> Self {
-        match (self, by) {
-            (Self::One(owner), Some(by)) if owner == by => self,
-            _ => Self::Many,
-        }
-    }
-}
 
 /// A path that is held until its time.
 #[derive(Debug)]
 pub(super) struct Pin {
-    node: Handle,
+    pub(super) node: Handle,
     program: Option<ProgramId>,
-}
-
-/// The last paths of programs, oldest program first out.
-#[derive(Debug, Default)]
-pub(super) struct Programs {
-    ends: BTreeMap<ProgramId, (u64, Vec<Handle>)>,
-    seen: BTreeMap<u64, ProgramId>,
-    serial: u64,
-}
-
-impl Programs {
-    fn note(&mut self, program: ProgramId, end: Handle) {
-        self.serial += 1;
-        let entry = self.ends.entry(program).or_default();
-        self.seen.remove(&entry.0);
-        entry.0 = self.serial;
-        self.seen.insert(self.serial, program);
-        if entry.1.last() != Some(&end) {
-            entry.1.push(end);
-        }
-        if entry.1.len() > ENDS_MAX {
-            entry.1.remove(0);
-        }
-        if self.ends.len() > PROGRAMS_MAX
-            && let Some((_, oldest)) = self.seen.pop_first()
-        {
-            self.ends.remove(&oldest);
-        }
-    }
-
-    fn take(&mut self, program: ProgramId) -> Vec<Handle> {
-        let (serial, ends) = self.ends.remove(&program).unwrap_or_default();
-        self.seen.remove(&serial);
-        ends
-    }
+    /// It holds the path on the device.
+    pub(super) is_lease: bool,
 }
 
 impl SlotTree {
-    /// A program has inserted a path.
-    pub(super) fn note_program(&mut self, program: Option<ProgramId>, at: u32) {
-        if let Some(program) = program
-            && !self.is_root_at(at)
-        {
-            let end = self.handle(at);
-            self.programs.note(program, end);
-        }
-    }
-
     /// Holds the path of a node until `until`: as much of it, from the top, as the budget allows.
     /// Returns the tokens that are held.
     ///
@@ -107,18 +40,45 @@ impl SlotTree {
         }
         self.pinned_tokens += self.unpinned(at);
         let node = self.handle(at);
-        self.lease(node)?;
+        let is_lease = !self.host.enabled;
+        if is_lease {
+            self.lease(node)?;
+        }
         let mut held = 0;
         let mut above = at;
         while !self.is_root_at(above) {
             self.cell_mut(above).pins += 1;
+            self.refresh(above);
             held += self.len_of(above) as u64;
             above = self.parent(above);
         }
         self.serial += 1;
-        self.pins
-            .insert((until, self.serial), Pin { node, program });
+        let pin = Pin {
+            node,
+            program,
+            is_lease,
+        };
+        self.pins.insert((until, self.serial), pin);
         Ok(held)
+    }
+
+    /// What of a pinned path to copy to the host tier now, from the top, so that it can leave the
+    /// device at any time. Nothing where copies are made late.
+    ///
+    /// # Errors
+    /// When the node is gone.
+    pub fn copies_for_pin(&self, handle: Handle) -> Result<Vec<Handle>, SlotError> {
+        let mut at = self.find(handle)?;
+        while !self.is_root_at(at) && self.cell(at).pins == 0 {
+            at = self.parent(at);
+        }
+        if !self.host.enabled || self.host.write_back || self.is_root_at(at) {
+            return Ok(Vec::new());
+        }
+        let is_open = self.cell(at).device.is_some() && self.cell(at).host.is_none();
+        Ok(is_open
+            .then(|| self.chain_to_back_up(at))
+            .unwrap_or_default())
     }
 
     #[expect(
@@ -128,7 +88,12 @@ impl SlotTree {
         reason = "a share of a pool"
     )]
     fn pin_budget(&self) -> u64 {
-        (self.config.pin_base as f64 * self.config.pin_budget.clamp(0.0, 1.0)) as u64
+        let base = if self.host.enabled && self.host.tokens > 0 {
+            self.host.tokens
+        } else {
+            self.config.device_tokens
+        };
+        (base as f64 * self.config.pin_budget.clamp(0.0, 1.0)) as u64
     }
 
     /// Tokens of a path that no pin holds yet.
@@ -151,12 +116,35 @@ impl SlotTree {
             cell.pins -= 1;
             if cell.pins == 0 {
                 self.pinned_tokens -= tokens;
+                self.refresh(at);
             }
             at = self.parent(at);
         }
-        // The node has the lease of the pin, so it is there and leased.
-        let released = self.release(pin.node);
-        assert_eq!(released, Ok(()), "a pin has its lease");
+        if pin.is_lease {
+            // The node has the lease of the pin, so it is there and leased.
+            let released = self.release(pin.node);
+            assert_eq!(released, Ok(()), "a pin has its lease");
+        }
+    }
+
+    /// A pinned leaf is about to go, because no tier has room for it: its pins end one node
+    /// higher.
+    pub(super) fn shorten_pins(&mut self, at: u32) {
+        if self.cell(at).pins == 0 {
+            return;
+        }
+        let tokens = self.len_of(at) as u64;
+        self.pinned_tokens -= tokens;
+        self.lost_tokens += tokens;
+        let (gone, parent) = (self.handle(at), self.parent(at));
+        let shorter = (!self.is_root_at(parent)).then(|| self.handle(parent));
+        self.pins.retain(|_, pin| {
+            if pin.node == gone {
+                shorter.map(|node| pin.node = node).is_some()
+            } else {
+                true
+            }
+        });
     }
 
     /// Ends the pins whose time is over; returns how many those are.
@@ -172,6 +160,19 @@ impl SlotTree {
         ended
     }
 
+    pub(super) fn unpin_program(&mut self, program: ProgramId) {
+        let of_it = self
+            .pins
+            .iter()
+            .filter(|(_, pin)| pin.program == Some(program));
+        let keys: Vec<_> = of_it.map(|(&key, _)| key).collect();
+        for key in keys {
+            if let Some(pin) = self.pins.remove(&key) {
+                self.unpin(&pin);
+            }
+        }
+    }
+
     /// When the next pin ends.
     #[must_use]
     pub fn next_pin_end(&self) -> Option<Nanos> {
@@ -184,32 +185,9 @@ impl SlotTree {
         self.pinned_tokens
     }
 
-    /// A program is over: its pins end, and what it alone has used goes first. Returns the tokens
-    /// of that.
-    pub fn release_program(&mut self, program: ProgramId) -> u64 {
-        let of_it = self
-            .pins
-            .iter()
-            .filter(|(_, pin)| pin.program == Some(program));
-        let keys: Vec<_> = of_it.map(|(&key, _)| key).collect();
-        for key in keys {
-            if let Some(pin) = self.pins.remove(&key) {
-                self.unpin(&pin);
-            }
-        }
-        let mut tokens = 0;
-        for end in self.programs.take(program) {
-            let Ok(mut at) = self.find(end) else { continue };
-            while !self.is_root_at(at) {
-                let cell = self.cell_mut(at);
-                if cell.owner == Owner::One(program) && !cell.spent {
-                    cell.spent = true;
-                    tokens += self.len_of(at) as u64;
-                    self.refresh(at);
-                }
-                at = self.parent(at);
-            }
-        }
-        tokens
+    /// Counter: pinned tokens that were lost, because no tier had room for them.
+    #[must_use]
+    pub const fn lost(&self) -> u64 {
+        self.lost_tokens
     }
 }

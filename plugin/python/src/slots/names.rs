@@ -71,6 +71,7 @@ pub(super) fn policy_of(name: &str, numbers: &[f64]) -> PyResult<SlotPolicy> {
         ("fifo", []) => SlotPolicy::Fifo,
         ("filo", []) => SlotPolicy::Filo,
         ("mru", []) => SlotPolicy::Mru,
+        ("agent", []) => SlotPolicy::Agent,
         ("slru", &[hits]) => SlotPolicy::Slru { hits },
         ("tlru", &[threshold, estimate]) => SlotPolicy::Tlru {
             threshold,
@@ -78,8 +79,8 @@ pub(super) fn policy_of(name: &str, numbers: &[f64]) -> PyResult<SlotPolicy> {
         },
         _ => {
             return Err(invalid(format!(
-                "policy is {name:?} with {} numbers: lru, lfu, priority, fifo, filo and mru take \
-                 none, slru one, tlru two",
+                "policy is {name:?} with {} numbers: lru, lfu, priority, fifo, filo, mru and agent \
+                 take none, slru one, tlru two",
                 numbers.len()
             )));
         }
