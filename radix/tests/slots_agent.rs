@@ -435,6 +435,13 @@ fn prefixes_of_a_program_are_found_by_its_name() {
         .map(|&end| world.tree.path(end).unwrap().last().unwrap().end)
         .collect();
     assert_eq!(paths, [14, 6], "no end within another");
+    world.evict(3);
+    let ends = world.tree.ends_of(ProgramId(1));
+    let left: usize = ends
+        .iter()
+        .map(|&end| world.tree.path(end).unwrap().last().unwrap().end)
+        .sum();
+    assert!(left > 8, "what is left of a prefix is still the program's");
     assert!(world.tree.ends_of(ProgramId(2)).is_empty());
 }
 

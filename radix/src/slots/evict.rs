@@ -306,6 +306,7 @@ impl SlotTree {
         self.unrank(at);
         self.untrack_twin(at);
         self.shorten_pins(at);
+        self.shorten_ends(at);
         self.retention.forget(at);
         if let Some(agent) = &mut self.agent {
             agent.forget(at);

@@ -67,6 +67,23 @@ impl Programs {
         self.known.get(&id).map_or(&[], |program| &program.ends)
     }
 
+    /// A node is gone, of which the prefix of a program is left up to `shorter`.
+    fn shorten(&mut self, id: ProgramId, gone: Handle, shorter: Option<Handle>) {
+        let Some(program) = self.known.get_mut(&id) else {
+            return;
+        };
+        if program.done == Some(gone) {
+            program.done = shorter;
+        }
+        let Some(at) = program.ends.iter().position(|&end| end == gone) else {
+            return;
+        };
+        match shorter.filter(|shorter| !program.ends.contains(shorter)) {
+            Some(shorter) => program.ends[at] = shorter,
+            None => drop(program.ends.remove(at)),
+        }
+    }
+
     pub(super) fn take(&mut self, id: ProgramId) -> Vec<Handle> {
         let program = self.known.remove(&id).unwrap_or_default();
         self.seen.remove(&program.serial);
@@ -95,6 +112,15 @@ impl SlotTree {
     pub(super) fn done_program(&mut self, program: ProgramId, at: u32) -> Option<Handle> {
         let here = self.handle(at);
         self.programs.known.get_mut(&program)?.done.replace(here)
+    }
+
+    /// A leaf is about to go: the prefix of the program that it is of ends one node higher.
+    pub(super) fn shorten_ends(&mut self, at: u32) {
+        if let Owner::One(program) = self.cell(at).owner {
+            let (gone, parent) = (self.handle(at), self.parent(at));
+            let shorter = (!self.is_root_at(parent)).then(|| self.handle(parent));
+            self.programs.shorten(program, gone, shorter);
+        }
     }
 
     /// Whether the path of `below` goes through `above`.

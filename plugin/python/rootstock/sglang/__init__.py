@@ -8,9 +8,10 @@ Nothing happens where that variable names another backend.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
-from .settings import NAME, SUPPORTED, Settings, is_chosen, policy_of
+from .settings import AGENT, NAME, SUPPORTED, Settings, is_chosen, policy_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def register() -> None:
     if get_tree_core_factory(NAME) is not None:
         return
     _hook(settings)
+    _add_policy()
     register_tree_core_backend(
         NAME, lambda params, components: _make_core(params, components, settings)
     )
@@ -50,7 +52,21 @@ def _hook(settings: Settings) -> None:
         HookRegistry.register(name, hook, HookType.AROUND)
 
 
-def _unsupported(params: Any) -> str | None:
+def _add_policy() -> None:
+    """Makes `--radix-eviction-policy agent` a choice."""
+    from sglang.srt.arg_groups.choices import (
+        RADIX_EVICTION_POLICY_CHOICES,
+        add_radix_eviction_policy_choices,
+    )
+    from sglang.srt.mem_cache import utils
+
+    if AGENT not in RADIX_EVICTION_POLICY_CHOICES:
+        add_radix_eviction_policy_choices([AGENT])
+    # For the trees of SGLang that are made beside ours, such as that of the waiting requests.
+    utils._EVICTION_POLICY_FACTORIES.setdefault(AGENT, utils.LRUStrategy)
+
+
+def _unsupported(params: Any, settings: Settings) -> str | None:
     """Why this model runs on SGLang's own tree core, if it does."""
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
@@ -64,7 +80,7 @@ def _unsupported(params: Any) -> str | None:
     if params.enable_session_radix_cache:
         return "sessions are counted in the tree (--enable-session-radix-cache)"
     try:
-        policy_of(params)
+        policy_of(params, settings)
     except AttributeError:
         return f"the eviction policy {params.eviction_policy} is not known"
     return None
@@ -73,9 +89,12 @@ def _unsupported(params: Any) -> str | None:
 def _make_core(params: Any, components: dict, settings: Settings) -> Any:
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
 
-    reason = _unsupported(params)
+    reason = _unsupported(params, settings)
     if reason is not None:
         logger.warning("Rootstock leaves this model to SGLang's own tree core: %s", reason)
+        if params.eviction_policy.lower() == AGENT:
+            logger.warning("SGLang's own tree core has no policy %s: it evicts by lru", AGENT)
+            params = replace(params, eviction_policy="lru")
         return create_tree_core("rust", params, components)
     import rootstock
 
@@ -92,7 +111,7 @@ def _make_core(params: Any, components: dict, settings: Settings) -> Any:
         "Rootstock %s holds the KV tree: pages of %d tokens, policy %s, pins of %d %% at most",
         rootstock.__version__,
         params.page_size,
-        params.eviction_policy,
+        policy_of(params, settings)[0],
         round(100 * settings.pin_budget),
     )
     return core

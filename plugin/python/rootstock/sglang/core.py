@@ -6,7 +6,6 @@ values and actions; the controller frees and copies.
 
 from __future__ import annotations
 
-from array import array
 from typing import Any, Sequence
 
 import torch
@@ -47,27 +46,11 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from .events import Recorder
 from .settings import Settings, policy_of
 from .sizes import FULL, Sizes
+from .tensors import host_tensor, longs, wide
 
 
 def _refused(what: str) -> NotImplementedError:
     return NotImplementedError(f"Rootstock's tree core has no {what}")
-
-
-def _longs(values: torch.Tensor) -> Any:
-    """A buffer of 64-bit integers of a tensor, from any device."""
-    return values.detach().to("cpu", torch.int64).contiguous().numpy()
-
-
-def _host_tensor(raw: bytearray) -> torch.Tensor:
-    if not raw:
-        return torch.empty((0,), dtype=torch.int64)
-    return torch.frombuffer(raw, dtype=torch.int64)
-
-
-def _wide(raw: bytearray) -> array:
-    tokens = array("q")
-    tokens.frombytes(raw)
-    return tokens
 
 
 class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
@@ -81,16 +64,16 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         self.is_eagle = False
         self._page_size = params.page_size
         self._host = {"enabled": False, "write_back": False, "hits": 256, "storage": False}
-        # Who inserts, set around a checkpoint of a request.
-        self.program: int | None = None
-        policy, numbers = policy_of(params)
+        # The program of who inserts and what it says, set around a checkpoint of a request.
+        self.asker: tuple[int | None, tuple | None] | None = None
+        policy, numbers = policy_of(params, settings)
         self.tree = SlotTree(
             params.page_size,
             policy,
             numbers,
             events=params.enable_kv_cache_events,
             pin_budget=settings.pin_budget,
-            pin_base=allocator.size if allocator else 0,
+            device_tokens=allocator.size if allocator else 0,
         )
         self.kv_events = Recorder(
             self.tree,
@@ -102,7 +85,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         self._empty = self._empty_result()
 
     def _tensor(self, raw: bytearray) -> torch.Tensor:
-        found = _host_tensor(raw)
+        found = host_tensor(raw)
         return found if self.device.type == "cpu" else found.to(self.device)
 
     def _empty_result(self) -> MatchResult:
@@ -134,7 +117,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         if device:
             result.device_frees[FULL].extend(self._tensor(raw) for raw in device)
         if host:
-            result.host_frees[FULL].extend(_host_tensor(raw) for raw in host)
+            result.host_frees[FULL].extend(host_tensor(raw) for raw in host)
         if tokens:
             result.tracker[FULL] = tokens
         if hasattr(result, "unbacked_tokens"):
@@ -249,7 +232,12 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         tokens = key.raw_token_ids()
         if params.rotation_base is not None:
             raise _refused("rotation bases")
-        slots = tokens if params.value is None else _longs(params.value)
+        slots = tokens if params.value is None else longs(params.value)
+        # Who inserts outside of a checkpoint is done with it.
+        program, asking = self.asker or (None, (None, len(tokens), 0, True))
+        if self.asker is not None:
+            # SGLang inserts the prompt once more, to cut the node where the answer begins.
+            self.asker = (program, None)
         asked = (
             (key.extra_key, key.cache_salt),
             tokens,
@@ -258,7 +246,8 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
             params.inserted_len,
             params.priority or 0,
             params.session_id,
-            self.program,
+            program,
+            asking,
         )
         return self._step(*self.tree.begin_insert(asked), params.track_adopted_ranges)
 
@@ -350,9 +339,9 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> EvictDeviceLeafResult:
         assert is_write_back == self.is_write_back, "another write policy than the tree's"
-        freed = self.tree.take_leaf(node_id)
+        freed, copies = self.tree.take_leaf(node_id)
         if freed is None:
-            return EvictDeviceLeafResult(backup_kv=BackupKV(node_ids=[node_id]))
+            return EvictDeviceLeafResult(backup_kv=BackupKV(node_ids=copies))
         return self._freed(freed, EvictDeviceLeafResult())
 
     def evict_device_end(self, component_type: ComponentType) -> None:
@@ -402,7 +391,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         return self._tensor(self.tree.backup_source(node_id)), {}
 
     def commit_backup(self, node_id: int, host_indices: torch.Tensor, comp_xfers: dict) -> None:
-        self.tree.commit_backup(node_id, _longs(host_indices))
+        self.tree.commit_backup(node_id, longs(host_indices))
 
     def build_load_back_spec(
         self, node_id: int, req: Any | None = None
@@ -410,7 +399,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         raw, nodes = self.tree.load_plan(node_id)
         source = PoolTransfer(
             name=PoolName.KV,
-            host_indices=_host_tensor(raw),
+            host_indices=host_tensor(raw),
             device_indices=None,
             nodes_to_load=nodes,
         )
@@ -420,7 +409,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         self, node_id: int, device_indices: torch.Tensor, kv_xfer: PoolTransfer, comp_xfers: dict
     ) -> list:
         kv_xfer.device_indices = device_indices
-        self.tree.commit_load(node_id, kv_xfer.nodes_to_load or [], _longs(device_indices))
+        self.tree.commit_load(node_id, kv_xfer.nodes_to_load or [], longs(device_indices))
         return []
 
     def finish_load_back(self, anchor_node_id: int) -> None:
@@ -441,7 +430,7 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         found, node, dropped, told = self.tree.insert_host(
             node_id,
             tokens,
-            _longs(host_value),
+            longs(host_value),
             list(hash_value),
             (key.extra_key, key.cache_salt),
         )
@@ -460,8 +449,8 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
         if copy is None:
             return None
         return StorageBackupSpec(
-            host_value=_host_tensor(copy[0]),
-            token_ids=_wide(copy[1]),
+            host_value=host_tensor(copy[0]),
+            token_ids=wide(copy[1]),
             hash_value=self.tree.names(node_id),
             prefix_keys=self.tree.names_before(node_id) if pass_prefix_keys else None,
             comp_xfers={},
@@ -546,9 +535,9 @@ class RootstockTreeCore(Sizes, UnifiedTreeCoreInterface):
     ) -> RadixCacheWalkResult:
         slots, positions, before = self.tree.rows(not unlocked_only)
         return RadixCacheWalkResult(
-            slot_indices=_host_tensor(slots),
-            positions=_host_tensor(positions),
-            prev_slot_indices=_host_tensor(before),
+            slot_indices=host_tensor(slots),
+            positions=host_tensor(positions),
+            prev_slot_indices=host_tensor(before),
         )
 
     def dfs_weight_order(self, node_ids: Sequence[int]) -> list[int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from contextvars import ContextVar
 from typing import Any
 
 from .hints import hints_of, program_of
 from .settings import Settings
+from .verbs import carry_out, pin_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -35,38 +35,46 @@ def _core_of(cache: Any) -> Any:
 
 
 def checkpoint(original: Any, cache: Any, req: Any, **kwargs: Any) -> None:
-    """A request's KV goes into the tree: with its program, and its pins once the prompt is in."""
+    """A request's KV goes into the tree: with what it says, and its pins once the prompt is in."""
     core = _core_of(cache)
     if core is None:
         return original(cache, req, **kwargs)
-    core.program = program_of(req)
+    hints, program = hints_of(req), program_of(req)
+    came = getattr(req, "_rootstock_came", None) or core.tree.now()
+    asking = (hints, len(req.origin_input_ids), came, req.finished())
+    core.asker = (program, asking)
     try:
         original(cache, req, **kwargs)
     finally:
-        program, core.program = core.program, None
-    hints = hints_of(req)
+        core.asker = None
     if hints is None or cache.disable:
         return None
     if hints.pins and not getattr(req, "_rootstock_pinned", False):
-        _pin(core, req, hints, program)
+        pin_prompt(cache, core, req, hints, program)
     if hints.session_final and program is not None and req.finished():
         tokens = core.tree.release_program(program)
         logger.debug("Rootstock: program %s is over, %d tokens go first", hints.program, tokens)
     return None
 
 
-def _pin(core: Any, req: Any, hints: Any, program: int | None) -> None:
-    prompt = array("q", req.origin_input_ids)
-    for tokens, seconds in hints.pin_spans:
-        key = prompt[: min(tokens, len(prompt))]
-        whole = len(key) // core.page_size * core.page_size
-        found, node, _ = core.tree.peek(key, req.extra_key, req.cache_salt)
-        if found < whole or not seconds:
-            # The rest of the prompt is still to be computed.
-            return
-        held = core.tree.pin(node, float(seconds), program)
-        logger.debug("Rootstock: %d of %d tokens are pinned for %d s", held, found, seconds)
-    req._rootstock_pinned = True
+def queued(original: Any, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """A request is queued: what it says about programs by name is carried out."""
+    cache = scheduler.tree_cache
+    core = _core_of(cache)
+    if core is not None:
+        req._rootstock_came = getattr(req, "_rootstock_came", None) or core.tree.now()
+        if not cache.disable:
+            carry_out(cache, core, req)
+    return original(scheduler, req, *args, **kwargs)
+
+
+def host_tier(original: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+    """The host tier is there: how much it holds is a matter of pins and of what is learned."""
+    done = original(cache, *args, **kwargs)
+    core, controller = _core_of(cache), cache.cache_controller
+    if core is not None and controller is not None:
+        core.tree.set_host_tokens(controller.mem_pool_host.size)
+    return done
 
 
 def give_way(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,6 +183,8 @@ def hooks(settings: Settings) -> dict[str, Any]:
     cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     found = {
         f"{cache}.checkpoint_into_tree": checkpoint,
+        f"{cache}.init_hicache": host_tier,
+        "sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache": queued,
         "sglang.srt.managers.schedule_batch.release_req": give_way,
         "sglang.srt.mem_cache.common.release_kv_cache": release_kv,
         "sglang.srt.managers.scheduler.Scheduler._abort_on_queued_limit": queue_limit,
