@@ -152,6 +152,58 @@ def agents(driver):
     )
 
 
+def sessions(driver):
+    """Verbs about a session by name, over a host tier that a flood fills twice."""
+    driver.ask("first", BASE + END, session_id="s")
+    driver.ask("other", OTHER + END, session_id="t")
+    driver.ask("verb", [3, 4, 5], kv_hints=hint(("pin", {"session_id": "s", "ttl": 600})))
+    driver.flood(24)
+    driver.ask("verb", [4, 5, 6], kv_hints=hint(("prefetch", {"session_id": "s"})))
+    driver.ask("pinned", BASE + END)
+    driver.ask("not pinned", OTHER + END)
+    driver.flood(4, start=30)
+    driver.ask("from host", BASE + END)
+    driver.ask("verb", [5, 6, 7], kv_hints=hint(("release", {"session_id": "s"})))
+    driver.flood(24, start=40)
+    driver.ask("released", BASE + END)
+
+
+def agent(driver):
+    """A program goes on without a part of its prompt, while another's is older."""
+    driver.ask("older", OTHER + END, new=1)
+    driver.ask("turn 1", BASE + END, new=1, session_id="p")
+    driver.ask("turn 2", BASE[:96] + list(range(800, 864)) + END, new=1, session_id="p")
+    driver.ask("room", [2, *range(600, 730)], new=1)
+    driver.ask("older again", OTHER + END, new=1)
+    # What is retained outlasts what is younger.
+    retain = hint(("retain", {"priority": 5, "seconds": 600}))
+    driver.ask("retained", BASE + END, new=1, kv_hints=retain)
+    driver.flood(4)
+    driver.ask("retained again", BASE + END, new=1)
+
+
+def queue(driver):
+    """One that waits for long, and a long queue with one in it whose prefix is cached."""
+    far = [[2, *((k * 31 + j * 7) % 1000 + 3 for j in range(60))] for k in range(3)]
+    driver.together(
+        [
+            ("running", far[0], 300, 0, {"priority": 0}),
+            ("aged", far[1], 1, 0.2, {"priority": 0}),
+            ("high", far[2], 1, 1.2, {"priority": 3}),
+        ]
+    )
+
+
+def long_queue(driver):
+    """More wait than SGLang would order, and the last one's prefix is cached."""
+    driver.ask("warm", BASE + END, new=1)
+    prompt = [2, *((j * 7) % 1000 + 3 for j in range(60))]
+    cold = [(f"cold {k}", [3, k % 1000 + 3, 5, 6], 1, 0.3, {}) for k in range(150)]
+    driver.together(
+        [("running", prompt, 280, 0, {}), *cold, ("cached", BASE + [9], 1, 0.8, {})]
+    )
+
+
 def retraction(driver):
     """Two that run and give way again and again, and one more, with a queue for one."""
     prompts = [[2, *((k * 97 + j * 13) % 1000 + 3 for j in range(40))] for k in range(3)]
@@ -171,7 +223,14 @@ def retraction(driver):
             driver.tell(f"{k}", error=str(error)[:200])
             return
         reason = answer["meta_info"]["finish_reason"]
-        driver.tell(f"{k}", tokens=tokens, reason=reason["type"], message=reason.get("message"))
+        driver.tell(
+            f"{k}",
+            tokens=tokens,
+            reason=reason["type"],
+            message=reason.get("message"),
+            cached=answer["meta_info"]["cached_tokens"],
+            retracted=answer["meta_info"].get("num_retractions"),
+        )
 
     async def all_of_them():
         running = [asyncio.Event() for _ in prompts]
@@ -187,7 +246,15 @@ def retraction(driver):
         driver.ask(f"alone {k}", prompt, new=60)
 
 
-SCENARIOS = {"tiers": tiers, "agents": agents, "retraction": retraction}
+SCENARIOS = {
+    "tiers": tiers,
+    "agents": agents,
+    "sessions": sessions,
+    "agent": agent,
+    "queue": queue,
+    "long queue": long_queue,
+    "retraction": retraction,
+}
 
 
 def main():

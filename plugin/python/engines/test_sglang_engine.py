@@ -109,6 +109,40 @@ def test_pins_programs_and_priority(run):
     assert order == ["high", "low cached", "low"]
 
 
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_verbs_about_a_session_by_name_over_the_host_tier(run, write_policy):
+    told = run("sessions", HOST | {"hicache_write_policy": write_policy})
+    found = named(told)
+    first = found["first"]
+    # The pin went to the host tier under pressure, and the prefetch brought it back.
+    for tag, host in (("pinned", 0), ("from host", 160)):
+        assert (found[tag]["cached"], found[tag]["host"]) == (160, host), tag
+        assert found[tag]["tokens"] == first["tokens"], tag
+        assert found[tag]["logprobs"] == first["logprobs"], tag
+    assert found["not pinned"]["cached"] == 0, "the flood was one for both tiers"
+    assert found["released"]["cached"] == 0
+
+
+@pytest.mark.parametrize(("policy", "older"), [("agent", 160), ("lru", 0)])
+def test_what_a_program_went_on_without_goes_first(run, policy, older):
+    found = named(run("agent", {"radix_eviction_policy": policy}))
+    assert found["turn 2"]["cached"] == 96
+    assert found["older again"]["cached"] == older
+    assert found["retained again"]["cached"] == 160, "retention is heard whatever the policy"
+
+
+def test_who_waits_for_long_overtakes_the_more_important(run):
+    told = run("queue", PRIORITY, ROOTSTOCK=json.dumps({"aging_s": 0.2}))
+    assert [one["tag"] for one in told] == ["running", "aged", "high"]
+
+
+def test_the_cached_prefix_goes_first_in_a_long_queue_too(run):
+    flags = {"schedule_policy": "lpm", "max_running_requests": 1}
+    order = [one["tag"] for one in run("long queue", flags)]
+    assert len(order) == 153
+    assert order[:3] == ["warm", "running", "cached"]
+
+
 def test_stock_evicts_what_a_request_asked_to_pin(run):
     told = run("agents", PRIORITY, backend=STOCK)
     assert named(told)["pinned"]["cached"] == 0

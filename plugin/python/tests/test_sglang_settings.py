@@ -10,6 +10,8 @@ def test_settings_have_defaults_and_are_read_from_the_environment(monkeypatch):
     assert Settings.read() == Settings()
     monkeypatch.setenv("ROOTSTOCK", '{"pin_budget": 0.5, "queue": false, "aging_s": 5}')
     assert Settings.read() == Settings(pin_budget=0.5, queue=False, aging_s=5)
+    monkeypatch.setenv("ROOTSTOCK", '{"policy": "agent"}')
+    assert Settings.read().policy == "agent"
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,8 @@ def test_settings_have_defaults_and_are_read_from_the_environment(monkeypatch):
         ('{"pins": 1}', "ROOTSTOCK.pins is unknown"),
         ('{"pin_budget": "a lot"}', "not a float"),
         ('{"queue": 1}', "not a bool"),
+        ('{"policy": 1}', "not a str"),
+        ('{"policy": "slru"}', "not one of lru"),
         ('{"aging_s": true}', "not a float"),
     ],
 )
