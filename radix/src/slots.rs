@@ -19,8 +19,23 @@
 //! Order: a logical clock counts touches; a lookup gives a path one reading, each parent a bit
 //! less than its child. The candidates of a tier are an ordered set, so that evicting k nodes
 //! never scans the tree. Semantics and order are those of SGLang 0.5.23
-//! (`unified_cache/unified_tree_core.py`), so that its controller can drive it; the structure
-//! below is the one of the page cache.
+//! (`unified_cache/unified_tree_core.py`), so that its controller can drive it.
+//!
+//! What [`crate::PrefixCache`] has as well is one code: nodes, token runs, the child table and
+//! splits (`tree`), policy `agent` with its shelf and what it learns (`policy::agent`), what a
+//! request leaves behind (`policy::agent::branch`), retention (`retain`), hints, and gaps that
+//! are believed (`program`). What differs does so because the host differs:
+//!
+//! - Pages are allocated by the cache, whose pools, reservations and conservation of free pages
+//!   have no place here: a node has its slots, in each tier, or has not.
+//! - A lease of a request on pages covers a span and survives cuts; here leases are counts on
+//!   nodes, with receipts, as the host's protocol has them.
+//! - The order is SGLang's own to the last tie, over its logical clock.
+//! - The cache plans copies and waits for them; here the host asks node by node, with its
+//!   acknowledgments, and whole nodes go, where the cache cuts an edge to free its tail.
+//! - Pages are named by SGLang's SHA-256 chains, one for stores and one for events.
+//! - Programs are numbers that the host made, and where their prefixes end; in the cache they
+//!   have names, parents, gaps and wakes.
 
 mod cell;
 mod check;

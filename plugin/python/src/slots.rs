@@ -68,7 +68,7 @@ impl SlotTree {
 
 #[pymethods]
 impl SlotTree {
-    /// `policy` is one of lru, lfu, slru, priority, tlru, fifo, filo, mru, agent; `numbers` are those of
+    /// `policy` is one of lru, lfu, slru, priority, tlru, fifo, filo, mru, agent; `numbers` are of
     /// slru (insertions) or tlru (threshold, estimate).
     #[new]
     #[pyo3(signature = (page_tokens, policy, numbers = Vec::new(), *, events = false,
