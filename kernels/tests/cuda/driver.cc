@@ -5,6 +5,7 @@
 // Built as libcuda.so.1 and, by its alias, as libnvrtc.so.12.
 #define EMULATION_MAIN
 #include "emulation.h"
+#include <chrono>
 #include <deque>
 #include <mutex>
 #include <set>
@@ -24,6 +25,8 @@ struct Stream { std::deque<Op> queue; };
 struct Event {
     Stream* recorded_on = nullptr;
     u64 pending = 0;  // records still queued
+    bool timed = false;
+    std::chrono::steady_clock::time_point passed{};
 };
 struct Function { std::string name; const emulation::Kernel* kernel; int dynamic_max; };
 struct Module { std::string name; std::map<std::string, std::unique_ptr<Function>> functions; };
@@ -65,7 +68,10 @@ void run_one(Stream* stream) {
     stream->queue.pop_front();
     if (op.waits_for) run_until(*op.waits_for);
     if (op.run) op.run();
-    if (op.records) op.records->pending--;
+    if (op.records) {
+        op.records->pending--;
+        op.records->passed = std::chrono::steady_clock::now();
+    }
 }
 void run_all(Stream* stream) { while (!stream->queue.empty()) run_one(stream); }
 void run_everything() { for (Stream* stream : streams) run_all(stream); }
@@ -238,9 +244,10 @@ CALL(cuStreamWaitEvent, void* stream, void* event, unsigned) {
     ((Stream*)stream)->queue.push_back({nullptr, events[event], nullptr});
     return 0;
 }
-CALL(cuEventCreate, void** out, unsigned) {
+CALL(cuEventCreate, void** out, unsigned flags) {
     BEGIN
     auto event = std::make_shared<Event>();
+    event->timed = !(flags & 2);
     *out = event.get();
     events[*out] = event;
     return 0;
@@ -266,6 +273,15 @@ CALL(cuEventSynchronize, void* event) {
     BEGIN
     if (!events.count(event)) return 400;
     run_until(*events[event]);
+    return 0;
+}
+CALL(cuEventElapsedTime, float* milliseconds, void* from, void* to) {
+    BEGIN
+    if (!events.count(from) || !events.count(to)) return 400;
+    const Event &a = *events[from], &b = *events[to];
+    if (!a.timed || !b.timed || !a.recorded_on || !b.recorded_on) return 400;
+    if (a.pending || b.pending) return 600;
+    *milliseconds = std::chrono::duration<float, std::milli>(b.passed - a.passed).count();
     return 0;
 }
 CALL(cuEventDestroy_v2, void* event) { BEGIN return events.erase(event) ? 0 : 400; }

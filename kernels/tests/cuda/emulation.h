@@ -22,6 +22,8 @@
 #define __forceinline__ inline
 #define __shared__ __attribute__((section("emulated_shared"))) static
 #define DEVICE [[maybe_unused]] static inline
+// The machinery itself is not what the sanitizers are to look at.
+#define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
 struct Dim { unsigned x, y, z; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
@@ -33,7 +35,7 @@ void emulation_switch(void** save, void* to);
 }
 namespace emulation {
 enum Wait { RUNS, BLOCK, WARP };
-struct Fiber { void* sp; unsigned index; bool done; Wait wait; char* stack; };
+struct Fiber { void* sp; Dim thread; bool done; Wait wait; unsigned turn; char* stack; };
 struct Lane { uint64_t words[8]; };
 struct State {
     std::vector<Fiber> fibers;
@@ -42,11 +44,13 @@ struct State {
     char* dynamic;
     size_t dynamic_bytes;
     std::function<void()> body;
-    std::vector<Lane> lanes;
+    // Two for a thread: what a warp gives is read while the next is given.
+    std::vector<Lane> lanes[2];
     Dim thread, block, block_dim, grid_dim;
     const char* kernel;
 };
-inline State& state() { static State s; return s; }
+__attribute__((visibility("hidden"))) inline State the_state;
+UNCHECKED inline State& state() { return the_state; }
 [[noreturn]] inline void die(const char* what) {
     State& s = state();
     fprintf(stderr, "emulation: %s (%s, block %u,%u,%u thread %u)\n", what, s.kernel, s.block.x,
@@ -64,21 +68,20 @@ emulation_switch:
   ret
 )");
 #endif
-inline void pause() {
+UNCHECKED inline void pause() {
     State& s = state();
     emulation_switch(&s.fibers[s.current].sp, s.main_sp);
 }
-inline void enter() {
+UNCHECKED inline void enter() {
     state().body();
     state().fibers[state().current].done = true;
     pause();
     abort();
 }
-inline void resume(unsigned index) {
+UNCHECKED inline void resume(unsigned index) {
     State& s = state();
     s.current = index;
-    s.thread = {index % s.block_dim.x, index / s.block_dim.x % s.block_dim.y,
-                index / (s.block_dim.x * s.block_dim.y)};
+    s.thread = s.fibers[index].thread;
     emulation_switch(&s.main_sp, s.fibers[index].sp);
 }
 inline unsigned seed() {
@@ -86,7 +89,7 @@ inline unsigned seed() {
     return value;
 }
 constexpr size_t STACK = 256 << 10;
-inline void run_block(unsigned n) {
+UNCHECKED inline void run_block(unsigned n) {
     State& s = state();
     while (s.fibers.size() < n) {
         Fiber fiber{};
@@ -96,7 +99,7 @@ inline void run_block(unsigned n) {
         s.fibers.push_back(fiber);
     }
     s.count = n;
-    s.lanes.resize((n + 31) / 32 * 32);
+    for (auto& lanes : s.lanes) lanes.resize((n + 31) / 32 * 32);
     if (__start_emulated_shared)
         memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
     if (s.dynamic_bytes) memset(s.dynamic, 0xff, s.dynamic_bytes);
@@ -104,6 +107,9 @@ inline void run_block(unsigned n) {
         Fiber& fiber = s.fibers[i];
         fiber.done = false;
         fiber.wait = RUNS;
+        fiber.turn = 0;
+        fiber.thread = {i % s.block_dim.x, i / s.block_dim.x % s.block_dim.y,
+                        i / (s.block_dim.x * s.block_dim.y)};
         void** sp = (void**)(fiber.stack + STACK - 16);
         *--sp = nullptr;
         *--sp = (void*)enter;
@@ -138,26 +144,27 @@ inline void run_block(unsigned n) {
         for (unsigned i = 0; i < n; i++) s.fibers[i].wait = RUNS;
     }
 }
-inline void wait(Wait kind) {
+UNCHECKED inline void wait(Wait kind) {
     state().fibers[state().current].wait = kind;
     pause();
 }
-// What every lane gives, then whatever `take` reads of it.
-template <class T, class F> auto exchange(const T& mine, F take) {
+// What every lane of the warp gives, from its first lane on. A lane that is two exchanges ahead
+// of another one does not exist, so two places a lane are enough.
+template <class T> UNCHECKED const Lane* exchange(const T& mine) {
     static_assert(sizeof(T) <= sizeof(Lane));
     State& s = state();
-    memcpy(&s.lanes[s.current], &mine, sizeof mine);
+    const unsigned current = s.current;
+    Lane* lanes = s.lanes[s.fibers[current].turn++ & 1].data();
+    __builtin_memcpy(&lanes[current], &mine, sizeof mine);
     wait(WARP);
-    const unsigned base = s.current & ~31u;
-    auto at = [&](unsigned lane) {
-        T value;
-        memcpy(&value, &s.lanes[base + lane], sizeof value);
-        return value;
-    };
-    auto result = take(at, s.current & 31u);
-    wait(WARP);
-    return result;
+    return lanes + (current & ~31u);
 }
+template <class T> UNCHECKED T given(const Lane* warp, unsigned lane) {
+    T value;
+    __builtin_memcpy(&value, &warp[lane], sizeof value);
+    return value;
+}
+inline unsigned own_lane() { return state().current & 31u; }
 struct Kernel { void (*run)(const void*); size_t bytes; };
 inline std::map<std::string, std::map<std::string, Kernel>>& modules() {
     static std::map<std::string, std::map<std::string, Kernel>> all;
@@ -205,16 +212,16 @@ inline void __syncthreads() { emulation::wait(emulation::BLOCK); }
 inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::WARP); }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int step) {
     if (mask != ~0u) emulation::die("a shuffle of part of the warp");
-    return emulation::exchange(value, [&](auto at, unsigned lane) { return at(lane ^ step); });
+    return emulation::given<T>(emulation::exchange(value), emulation::own_lane() ^ step);
 }
 template <class T> T __shfl_sync(unsigned mask, T value, int from) {
     if (mask != ~0u) emulation::die("a shuffle of part of the warp");
-    return emulation::exchange(value, [&](auto at, unsigned) { return at(from & 31); });
+    return emulation::given<T>(emulation::exchange(value), from & 31);
 }
 template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned step) {
     if (mask != ~0u) emulation::die("a shuffle of part of the warp");
-    return emulation::exchange(
-        value, [&](auto at, unsigned lane) { return at(lane < step ? lane : lane - step); });
+    const unsigned lane = emulation::own_lane();
+    return emulation::given<T>(emulation::exchange(value), lane < step ? lane : lane - step);
 }
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
@@ -249,56 +256,55 @@ inline uint16_t f32_to_bf16(float f) {
 }
 
 namespace emulation {
-struct Fragments { uint32_t a[4], b[2]; };
+// What a lane holds of both sides, widened: a[word][half of the word], b[word][half].
+struct Fragments { float a[4][2], b[2][2]; };
 // The documented places: group g = lane / 4, t = lane % 4. a0: row g, k 2t; a1: row g + 8; a2 and
 // a3: k + 8. b0: k 2t, column g; b1: k + 8. c0, c1: row g, columns 2t and 2t + 1; c2, c3: row g + 8.
-template <class F> void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, F value) {
-    Fragments mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    struct Four { float c[4]; };
-    Four sums = exchange(mine, [&](auto at, unsigned lane) {
-        Four out{{c[0], c[1], c[2], c[3]}};
-        const unsigned g = lane / 4, t = lane % 4;
-        for (unsigned k = 0; k < 16; k++) {
-            const unsigned holder = k % 8 / 2, half = k % 2 * 16, word = k / 8;
-            auto of_row = [&](unsigned row) {
-                const Fragments f = at(row % 8 * 4 + holder);
-                return value(uint16_t(f.a[word * 2 + row / 8] >> half));
-            };
-            auto of_column = [&](unsigned column) {
-                return value(uint16_t(at(column * 4 + holder).b[word] >> half));
-            };
-            const float low = of_row(g), high = of_row(g + 8);
-            const float left = of_column(2 * t), right = of_column(2 * t + 1);
-            out.c[0] += low * left;
-            out.c[1] += low * right;
-            out.c[2] += high * left;
-            out.c[3] += high * right;
+template <float VALUE(uint16_t)>
+UNCHECKED void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    const uint32_t b[2] = {b0, b1};
+    Fragments mine;
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned half = 0; half < 2; half++)
+            mine.a[i][half] = VALUE(uint16_t(a[i] >> 16 * half));
+    for (unsigned i = 0; i < 2; i++)
+        for (unsigned half = 0; half < 2; half++)
+            mine.b[i][half] = VALUE(uint16_t(b[i] >> 16 * half));
+    const Lane* warp = exchange(mine);
+    const unsigned g = own_lane() / 4, t = own_lane() % 4;
+    for (unsigned word = 0; word < 2; word++)
+        for (unsigned holder = 0; holder < 4; holder++) {
+            const Fragments row = given<Fragments>(warp, g * 4 + holder);
+            const Fragments left = given<Fragments>(warp, 2 * t * 4 + holder);
+            const Fragments right = given<Fragments>(warp, (2 * t + 1) * 4 + holder);
+            for (unsigned half = 0; half < 2; half++) {
+                const float low = row.a[word * 2][half], high = row.a[word * 2 + 1][half];
+                c[0] += low * left.b[word][half];
+                c[1] += low * right.b[word][half];
+                c[2] += high * left.b[word][half];
+                c[3] += high * right.b[word][half];
+            }
         }
-        return out;
-    });
-    memcpy(c, sums.c, sizeof sums.c);
 }
 inline float wide(uint16_t h) { return __uint_as_float(uint32_t(h) << 16); }
 }  // namespace emulation
 inline void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    emulation::mma(c, a, b0, b1, f16_to_f32);
+    emulation::mma<f16_to_f32>(c, a, b0, b1);
 }
 inline void mma_bf16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    emulation::mma(c, a, b0, b1, emulation::wide);
+    emulation::mma<emulation::wide>(c, a, b0, b1);
 }
 // Register i of a lane holds elements 2t and 2t + 1 of column g of matrix i: transposed.
 inline void load_transposed(uint32_t& r0, uint32_t& r1, const uint16_t* row) {
     if ((uintptr_t)row % 16) emulation::die("ldmatrix of a row that is not aligned to 16 bytes");
-    struct Two { uint32_t r[2]; };
-    Two two = emulation::exchange(row, [&](auto at, unsigned lane) {
-        Two out;
-        for (unsigned i = 0; i < 2; i++) {
-            const unsigned g = lane / 4, t = lane % 4;
-            const uint16_t low = at(i * 8 + 2 * t)[g], high = at(i * 8 + 2 * t + 1)[g];
-            out.r[i] = low | uint32_t(high) << 16;
-        }
-        return out;
-    });
-    r0 = two.r[0];
-    r1 = two.r[1];
+    const emulation::Lane* warp = emulation::exchange(row);
+    const unsigned g = emulation::own_lane() / 4, t = emulation::own_lane() % 4;
+    uint32_t out[2];
+    for (unsigned i = 0; i < 2; i++) {
+        const uint16_t low = emulation::given<const uint16_t*>(warp, i * 8 + 2 * t)[g];
+        const uint16_t high = emulation::given<const uint16_t*>(warp, i * 8 + 2 * t + 1)[g];
+        out[i] = low | uint32_t(high) << 16;
+    }
+    r0 = out[0];
+    r1 = out[1];
 }

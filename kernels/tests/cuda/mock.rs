@@ -1,9 +1,10 @@
 //! Builds the mock driver over the emulated kernels with g++, and runs tests in a child process
 //! that finds it as libcuda and libnvrtc.
 //!
-//! The library is built once for a content of its sources and kept in the target folder. Most
-//! variants are built with AddressSanitizer and UndefinedBehaviorSanitizer, which the child needs
-//! before anything else is loaded. Without g++ a test prints that it was skipped.
+//! Each translation unit is compiled once for its content and kept in the target folder, so a
+//! fault costs the units it is in. Sanitized variants are built with AddressSanitizer and
+//! UndefinedBehaviorSanitizer, which the child needs before anything else is loaded; the others
+//! are many times faster. Without g++ a test prints that it was skipped.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(
     unreachable_pub,
@@ -69,16 +70,74 @@ pub fn on_mock(test: &str, variant: &Variant) -> bool {
     false
 }
 
-/// Runs `body_of`, a test of this binary, over a library with a fault; true when it failed, None
-/// without g++.
-pub fn fails_with(body_of: &str, variant: &Variant, environment: &[(&str, &str)]) -> Option<bool> {
-    let output = run_child(body_of, body_of, variant, environment)?;
+/// How a test of this binary went over a library with a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is no g++.
+    NotRun,
+    Passed,
+    /// With what said so: the comparison, the emulation or a sanitizer.
+    Failed(String),
+}
+
+/// Runs `body_of`, a test of this binary, over a library with a fault.
+pub fn outcome_with(body_of: &str, variant: &Variant, environment: &[(&str, &str)]) -> Outcome {
+    let Some(output) = run_child(body_of, body_of, variant, environment) else {
+        return Outcome::NotRun;
+    };
     let text = text(&output);
     assert!(
         text.contains("running 1 test"),
         "the child ran nothing:\n{text}"
     );
-    Some(!output.status.success())
+    if output.status.success() {
+        return Outcome::Passed;
+    }
+    let finders = [
+        ("emulation: ", "the emulation"),
+        ("ERROR: AddressSanitizer", "AddressSanitizer"),
+        ("runtime error: ", "UndefinedBehaviorSanitizer"),
+        ("panicked at", "the comparison"),
+    ];
+    let found = finders.iter().find(|(mark, _)| text.contains(mark));
+    let Some((mark, finder)) = found else {
+        panic!("the child failed without a reason:\n{text}");
+    };
+    let line = text.lines().skip_while(|line| !line.contains(mark));
+    // A panic says where first, and then what.
+    let line = line.take(2).map(str::trim).collect::<Vec<_>>().join(" ");
+    let shown: String = line.chars().take(160).collect();
+    println!("      {shown}");
+    Outcome::Failed((*finder).to_owned())
+}
+
+/// Plants `fault` into `variant` and runs `test` in some orders of the warps until it fails:
+/// first as it is, then under the sanitizers. Says which test found it and by what; None without
+/// g++.
+///
+/// # Panics
+/// When nothing shows the fault.
+pub fn catch(test: &str, variant: &Variant, fault: Fault) -> Option<()> {
+    for sanitized in [false, true] {
+        let variant = Variant {
+            fault: Some(fault),
+            sanitized,
+            ..*variant
+        };
+        // A missing barrier shows in some orders only.
+        for seed in ["0", "3", "5", "9"] {
+            let environment = [("EMULATION_SEED", seed), ("EMULATED_CASES", "8")];
+            match outcome_with(test, &variant, &environment) {
+                Outcome::NotRun => return None,
+                Outcome::Passed => {}
+                Outcome::Failed(finder) => {
+                    println!("    | {} | {test} | {finder} |", fault.name);
+                    return Some(());
+                }
+            }
+        }
+    }
+    panic!("not caught: {}", fault.name);
 }
 
 fn text(output: &Output) -> String {
@@ -168,6 +227,14 @@ fn units(variant: &Variant) -> Vec<String> {
     units
 }
 
+/// Of a content, for the name of what was made from it.
+fn hash(content: &str) -> u64 {
+    let bytes = content.bytes();
+    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
 /// The folder with the built library; None without g++.
 pub fn build(variant: &Variant) -> Option<PathBuf> {
     Command::new("g++").arg("--version").output().ok()?;
@@ -185,15 +252,15 @@ pub fn build(variant: &Variant) -> Option<PathBuf> {
     } else {
         &["-O2"]
     };
-    let everything = format!("{flags:?}{}{}", read("emulation.h"), units.concat());
-    let hash = everything
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+    let with = format!("{flags:?}{}", read("emulation.h"));
     let exe = std::env::current_exe().unwrap();
     let target = exe.parent().unwrap().parent().unwrap();
-    let folder = target.join(format!("cuda-mock/{hash:016x}"));
+    let kept = target.join("cuda-mock");
+    let objects: Vec<PathBuf> = units
+        .iter()
+        .map(|unit| kept.join(format!("{:016x}.o", hash(&format!("{with}{unit}")))))
+        .collect();
+    let folder = kept.join(format!("{:016x}", hash(&format!("{objects:?}"))));
     // Tests of one process want the same library at the same time.
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,54 +270,64 @@ pub fn build(variant: &Variant) -> Option<PathBuf> {
     // Built aside and renamed, so that processes at the same time do not meet half a library.
     let aside = folder.with_extension(std::process::id().to_string());
     std::fs::create_dir_all(&aside).unwrap();
-    compile(&aside, &tests, &units, flags);
+    compile(&aside, &tests, (&units, &objects), flags);
+    link(&aside, &objects, flags);
     if std::fs::rename(&aside, &folder).is_err() {
         std::fs::remove_dir_all(&aside).unwrap();
     }
     Some(folder)
 }
 
-fn compile(folder: &Path, tests: &Path, units: &[String], flags: &[&str]) {
+/// Compiles the units whose objects are not there, two at a time.
+fn compile(aside: &Path, tests: &Path, (units, objects): (&[String], &[PathBuf]), flags: &[&str]) {
     let mut waiting: Vec<usize> = (0..units.len()).collect();
+    waiting.retain(|index| !objects[*index].exists());
     let mut running = Vec::new();
     while !waiting.is_empty() || !running.is_empty() {
         while running.len() < 2
             && let Some(index) = waiting.pop()
         {
-            let file = folder.join(format!("{index}.cc"));
+            let file = aside.join(format!("{index}.cc"));
             std::fs::write(&file, &units[index]).unwrap();
+            let always = [
+                "-std=c++17",
+                "-fPIC",
+                "-Wall",
+                "-Wno-unknown-pragmas",
+                "-Werror",
+            ];
             let child = Command::new("g++")
-                .args([
-                    "-std=c++17",
-                    "-fPIC",
-                    "-Wall",
-                    "-Wno-unknown-pragmas",
-                    "-Werror",
-                ])
+                .args(always)
                 .args(flags)
                 .arg("-I")
                 .arg(tests)
                 .arg("-c")
                 .arg(&file)
                 .arg("-o")
-                .arg(folder.join(format!("{index}.o")))
+                .arg(aside.join(format!("{index}.o")))
                 .spawn()
                 .unwrap();
-            running.push(child);
+            running.push((index, child));
         }
-        let done = running.remove(0).wait_with_output().unwrap();
+        let (index, child) = running.remove(0);
+        let done = child.wait_with_output().unwrap();
         assert!(done.status.success(), "g++ refuses the emulated kernels");
+        std::fs::rename(aside.join(format!("{index}.o")), &objects[index]).unwrap();
     }
-    let objects = (0..units.len()).map(|index| folder.join(format!("{index}.o")));
+}
+
+fn link(aside: &Path, objects: &[PathBuf], flags: &[&str]) {
     let linked = Command::new("g++")
         .args(["-shared", "-o"])
-        .arg(folder.join("libcuda.so"))
+        .arg(aside.join("libcuda.so"))
         .args(flags)
         .args(objects)
         .status()
         .unwrap();
     assert!(linked.success(), "g++ does not link the mock driver");
-    std::fs::hard_link(folder.join("libcuda.so"), folder.join("libnvrtc.so")).unwrap();
+    for name in ["libnvrtc.so", "libcublasLt.so"] {
+        std::fs::hard_link(aside.join("libcuda.so"), aside.join(name)).unwrap();
+    }
 }
 
 /// What the mock driver holds and has done.
