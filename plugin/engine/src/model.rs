@@ -13,45 +13,55 @@ mod rope;
 
 pub use config::{Architecture, ModelConfig};
 #[cfg(feature = "cuda")]
-pub(crate) use load::{Job, Source};
+pub(crate) use load::Source;
 pub use rope::RopeTable;
 
 use rootstock_kernels::{Isa, PackedMatrix};
 
-/// The weights of one layer.
+/// The weights of one layer, as matrices `M` and vectors `V` of what computes: packed for a CPU,
+/// or on a device.
 #[derive(Debug)]
-pub struct Layer {
+pub struct Layer<M = PackedMatrix, V = Vec<f32>> {
     /// Norm before attention, `[dim]`.
-    pub attn_norm: Vec<f32>,
+    pub attn_norm: V,
     /// Query projection, `[heads * head_dim][dim]`.
-    pub q: Linear,
+    pub q: Linear<M, V>,
     /// Key projection, `[kv_heads * head_dim][dim]`.
-    pub k: Linear,
+    pub k: Linear<M, V>,
     /// Value projection, `[kv_heads * head_dim][dim]`.
-    pub v: Linear,
+    pub v: Linear<M, V>,
     /// Norm of each query head, `[head_dim]`.
-    pub q_norm: Option<Vec<f32>>,
+    pub q_norm: Option<V>,
     /// Norm of each key head, `[head_dim]`.
-    pub k_norm: Option<Vec<f32>>,
+    pub k_norm: Option<V>,
     /// Output projection of attention, `[dim][heads * head_dim]`.
-    pub attn_out: Linear,
+    pub attn_out: Linear<M, V>,
     /// Norm before the feed-forward part, `[dim]`.
-    pub ffn_norm: Vec<f32>,
+    pub ffn_norm: V,
     /// Gate projection, `[ffn][dim]`.
-    pub gate: Linear,
+    pub gate: Linear<M, V>,
     /// Up projection, `[ffn][dim]`.
-    pub up: Linear,
+    pub up: Linear<M, V>,
     /// Down projection, `[dim][ffn]`.
-    pub down: Linear,
+    pub down: Linear<M, V>,
 }
 
 /// A weight matrix with its optional bias.
 #[derive(Debug)]
-pub struct Linear {
+pub struct Linear<M = PackedMatrix, V = Vec<f32>> {
     /// `[out][in]`.
-    pub weight: PackedMatrix,
+    pub weight: M,
     /// `[out]`.
-    pub bias: Option<Vec<f32>>,
+    pub bias: Option<V>,
+}
+
+/// All weights of a file, wherever they were brought.
+pub(crate) struct Weights<M, V> {
+    pub(crate) embedding: M,
+    /// None: tied to the embedding.
+    pub(crate) output: Option<M>,
+    pub(crate) layers: Vec<Layer<M, V>>,
+    pub(crate) output_norm: V,
 }
 
 /// A loaded model.
@@ -83,9 +93,9 @@ impl Model {
     /// Bytes of all weights in memory.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        let matrices: usize = self.layers.iter().map(Layer::bytes).sum();
-        let ends = self.embedding.bytes() + self.output.as_ref().map_or(0, PackedMatrix::bytes);
-        (matrices + ends) as u64
+        let layers = self.layers.iter().flat_map(Layer::matrices);
+        let ends = std::iter::once(&self.embedding).chain(&self.output);
+        layers.chain(ends).map(PackedMatrix::bytes).sum::<usize>() as u64
     }
 
     /// The matrix that turns the last hidden state into logits.
@@ -94,8 +104,9 @@ impl Model {
     }
 }
 
-impl Layer {
-    fn bytes(&self) -> usize {
+impl<M, V> Layer<M, V> {
+    /// Its matrices, in the order they are used.
+    pub(crate) fn matrices(&self) -> [&M; 7] {
         [
             &self.q,
             &self.k,
@@ -105,8 +116,6 @@ impl Layer {
             &self.up,
             &self.down,
         ]
-        .iter()
-        .map(|linear| linear.weight.bytes())
-        .sum()
+        .map(|linear| &linear.weight)
     }
 }

@@ -8,9 +8,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rootstock_kernels::{GgmlType, Isa, PackedMatrix};
+use rootstock_kernels::{GgmlType, Isa, KernelError, PackedMatrix};
 
-use super::{Layer, Linear, Model, ModelConfig, RopeTable};
+use super::{Layer, Linear, Model, ModelConfig, RopeTable, Weights};
 use crate::error::EngineError;
 use crate::gguf::{Gguf, TensorView};
 
@@ -33,32 +33,21 @@ impl Model {
         let source = Source {
             file,
             config: &config,
-            isa,
         };
         let jobs = source.jobs();
-        let mut packed = pack_all(&source, &jobs, threads)?.into_iter();
+        let mut packed = pack_all(&source, &jobs, isa, threads)?.into_iter();
         let mut next = || {
             packed.next().ok_or_else(|| EngineError::TensorMissing {
                 name: "weights".to_owned(),
             })
         };
-        let embedding = next()?;
-        let output = if file.tensor("output.weight").is_some() {
-            Some(next()?)
-        } else {
-            None
-        };
-        let mut layers = Vec::with_capacity(config.layers as usize);
-        for index in 0..config.layers {
-            layers.push(source.layer(index, &mut next)?);
-        }
-        let output_norm = source.vector("output_norm.weight", config.dim as usize)?;
+        let weights = source.weights(&mut next, &Ok)?;
         Ok(Self {
             rope,
-            embedding,
-            layers,
-            output_norm,
-            output,
+            embedding: weights.embedding,
+            output: weights.output,
+            layers: weights.layers,
+            output_norm: weights.output_norm,
             isa,
             config,
         })
@@ -72,13 +61,23 @@ pub(crate) struct Job {
     pub(crate) cols: usize,
 }
 
+impl Job {
+    fn refused(&self, source: KernelError) -> EngineError {
+        EngineError::Pack {
+            name: self.name.clone(),
+            source,
+        }
+    }
+}
+
 /// A file's tensors, checked against its metadata.
 pub(crate) struct Source<'a> {
     pub(crate) file: &'a Gguf,
     pub(crate) config: &'a ModelConfig,
-    /// What matrices are packed for.
-    pub(crate) isa: Isa,
 }
+
+/// Brings a vector of the file to where the weights are.
+type Place<'a, V> = &'a dyn Fn(Vec<f32>) -> Result<V, EngineError>;
 
 impl Source<'_> {
     /// All matrices: embedding, output if there is one, then `MATRICES` a layer.
@@ -115,19 +114,51 @@ impl Source<'_> {
         jobs
     }
 
-    fn layer(
+    /// All weights: matrices from `next`, in the order of the jobs, and vectors by `place`.
+    ///
+    /// # Errors
+    /// Names the tensor that is missing or misshapen; those of `next` and `place`.
+    pub(crate) fn weights<M, V>(
+        &self,
+        next: &mut dyn FnMut() -> Result<M, EngineError>,
+        place: Place<'_, V>,
+    ) -> Result<Weights<M, V>, EngineError> {
+        let embedding = next()?;
+        let output = match self.file.tensor("output.weight") {
+            Some(_) => Some(next()?),
+            None => None,
+        };
+        let mut layers = Vec::with_capacity(self.config.layers as usize);
+        for index in 0..self.config.layers {
+            layers.push(self.layer(index, next, place)?);
+        }
+        let output_norm = self.vector("output_norm.weight", self.config.dim as usize)?;
+        Ok(Weights {
+            embedding,
+            output,
+            layers,
+            output_norm: place(output_norm)?,
+        })
+    }
+
+    fn layer<M, V>(
         &self,
         index: u32,
-        next: &mut dyn FnMut() -> Result<PackedMatrix, EngineError>,
-    ) -> Result<Layer, EngineError> {
+        next: &mut dyn FnMut() -> Result<M, EngineError>,
+        place: Place<'_, V>,
+    ) -> Result<Layer<M, V>, EngineError> {
         let c = self.config;
         let (dim, ffn) = (c.dim as usize, c.ffn as usize);
         let name = |part: &str| format!("blk.{index}.{part}");
-        let mut linear = |part: &str, rows: usize| -> Result<Linear, EngineError> {
-            let bias = self.vector_opt(&name(&format!("{part}.bias")), rows)?;
+        let vector = |part: &str, len| place(self.vector(&name(part), len)?);
+        let vector_opt = |part: &str, len| match self.vector_opt(&name(part), len)? {
+            Some(values) => place(values).map(Some),
+            None => Ok(None),
+        };
+        let mut linear = |part: &str, rows: usize| -> Result<Linear<M, V>, EngineError> {
             Ok(Linear {
+                bias: vector_opt(&format!("{part}.bias"), rows)?,
                 weight: next()?,
-                bias,
             })
         };
         Ok(Layer {
@@ -138,14 +169,14 @@ impl Source<'_> {
             gate: linear("ffn_gate", ffn)?,
             up: linear("ffn_up", ffn)?,
             down: linear("ffn_down", dim)?,
-            attn_norm: self.vector(&name("attn_norm.weight"), dim)?,
-            ffn_norm: self.vector(&name("ffn_norm.weight"), dim)?,
-            q_norm: self.vector_opt(&name("attn_q_norm.weight"), c.head_dim as usize)?,
-            k_norm: self.vector_opt(&name("attn_k_norm.weight"), c.head_dim as usize)?,
+            attn_norm: vector("attn_norm.weight", dim)?,
+            ffn_norm: vector("ffn_norm.weight", dim)?,
+            q_norm: vector_opt("attn_q_norm.weight", c.head_dim as usize)?,
+            k_norm: vector_opt("attn_k_norm.weight", c.head_dim as usize)?,
         })
     }
 
-    pub(crate) fn tensor(&self, name: &str, wanted: &[u64]) -> Result<TensorView<'_>, EngineError> {
+    fn tensor(&self, name: &str, wanted: &[u64]) -> Result<TensorView<'_>, EngineError> {
         let tensor = self
             .file
             .tensor(name)
@@ -162,18 +193,14 @@ impl Source<'_> {
         Ok(tensor)
     }
 
-    pub(crate) fn vector_opt(
-        &self,
-        name: &str,
-        len: usize,
-    ) -> Result<Option<Vec<f32>>, EngineError> {
+    fn vector_opt(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
         if self.file.tensor(name).is_none() {
             return Ok(None);
         }
         self.vector(name, len).map(Some)
     }
 
-    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
         let tensor = self.tensor(name, &[len as u64])?;
         let refused = || EngineError::TensorType {
             name: name.to_owned(),
@@ -194,14 +221,19 @@ impl Source<'_> {
         Ok(out)
     }
 
-    fn pack(&self, job: &Job) -> Result<PackedMatrix, EngineError> {
+    /// The bytes of a matrix, whose shape is the one asked for, and their type.
+    ///
+    /// # Errors
+    /// Names the tensor that is missing, misshapen or of an unknown type.
+    pub(crate) fn matrix(&self, job: &Job) -> Result<(GgmlType, &[u8]), EngineError> {
         let tensor = self.tensor(&job.name, &[job.cols as u64, job.rows as u64])?;
-        let wrap = |source| EngineError::Pack {
-            name: job.name.clone(),
-            source,
-        };
-        let ty = GgmlType::from_id(tensor.info.ty().id()).map_err(wrap)?;
-        PackedMatrix::pack(ty, job.rows, job.cols, tensor.data, self.isa).map_err(wrap)
+        let ty = GgmlType::from_id(tensor.info.ty().id()).map_err(|source| job.refused(source))?;
+        Ok((ty, tensor.data))
+    }
+
+    fn pack(&self, job: &Job, isa: Isa) -> Result<PackedMatrix, EngineError> {
+        let (ty, data) = self.matrix(job)?;
+        PackedMatrix::pack(ty, job.rows, job.cols, data, isa).map_err(|source| job.refused(source))
     }
 }
 
@@ -209,6 +241,7 @@ impl Source<'_> {
 fn pack_all(
     source: &Source<'_>,
     jobs: &[Job],
+    isa: Isa,
     threads: usize,
 ) -> Result<Vec<PackedMatrix>, EngineError> {
     let cells: Vec<OnceLock<Result<PackedMatrix, EngineError>>> =
@@ -220,7 +253,7 @@ fn pack_all(
             let (Some(job), Some(cell)) = (jobs.get(at), cells.get(at)) else {
                 break;
             };
-            let fresh = cell.set(source.pack(job)).is_ok();
+            let fresh = cell.set(source.pack(job, isa)).is_ok();
             debug_assert!(fresh, "each job is taken once");
         }
     };
