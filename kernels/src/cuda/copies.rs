@@ -87,6 +87,9 @@ struct UnderWay {
     event: Result<Event, CudaError>,
 }
 
+/// Copies of a page that are timed together.
+const MEASURED_COPIES: u64 = 16;
+
 /// The copy engine of a CUDA replica.
 #[derive(Debug)]
 pub struct CudaCopies {
@@ -137,6 +140,53 @@ impl CudaCopies {
         self.steps.record(stream)
     }
 
+    /// Nanoseconds that a page takes between device and host, the slower way of the two, by the
+    /// device's clock; None without a host tier. Only the scratch pages are copied. To be asked
+    /// before steps and copies begin, because those would share the link.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn measure_page_ns(&self) -> Result<Option<u64>, CudaError> {
+        let Some(host) = &self.host else {
+            return Ok(None);
+        };
+        let len = self.shape.page_bytes();
+        let here = host.address(PageId::new(0), len, 0, len);
+        let mut slowest = 0;
+        for (stream, down) in [(&self.down, true), (&self.up, false)] {
+            // The first round wakes the link up.
+            let mut best = u64::MAX;
+            for _round in 0..4 {
+                let (start, end) = (Event::timed(&self.device)?, Event::timed(&self.device)?);
+                start.record(stream)?;
+                for _copy in 0..MEASURED_COPIES {
+                    self.copy(down, self.pages, here, len)?;
+                }
+                end.record(stream)?;
+                end.synchronize()?;
+                best = best.min(end.nanoseconds_since(&start)? / MEASURED_COPIES);
+            }
+            slowest = slowest.max(best);
+        }
+        Ok(Some(slowest.max(1)))
+    }
+
+    /// Queues one copy between `there` on the device and `here` on the host.
+    fn copy(&self, down: bool, there: u64, here: usize, len: usize) -> Result<(), CudaError> {
+        self.device.bind()?;
+        let code = if down {
+            let raw = self.down.raw();
+            // SAFETY: checked bytes of a live pool and of a registered arena; both outlive the
+            // copy, and the core keeps others away from a page in transit.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(here as *mut _, there, len, raw) }
+        } else {
+            let raw = self.up.raw();
+            // SAFETY: as above.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(there, here as *const _, len, raw) }
+        };
+        check("copy of a page", code)
+    }
+
     /// Queues the copies of a plan; the event is behind them.
     fn start(&self, plan: &CopyPlan) -> Result<Event, CudaError> {
         let refuse = |name: &str| CudaError::Call {
@@ -175,19 +225,14 @@ impl CudaCopies {
         }
         let (page_bytes, layer_bytes) = (self.shape.page_bytes(), self.shape.layer_bytes());
         let (offset, len) = (layers.start * layer_bytes, layers.len() * layer_bytes);
-        self.device.bind()?;
         for (there, here) in on_device.iter().zip(on_host) {
             let there = self.pages + (there.index() * page_bytes + offset) as u64;
-            let here = host.address(*here, page_bytes, offset, len);
-            let code = if down {
-                // SAFETY: checked pages of a live pool and of a registered arena; both outlive the
-                // copy, and the core keeps others away from a page in transit.
-                unsafe { sys::cuMemcpyDtoHAsync_v2(here as *mut _, there, len, stream.raw()) }
-            } else {
-                // SAFETY: as above.
-                unsafe { sys::cuMemcpyHtoDAsync_v2(there, here as *const _, len, stream.raw()) }
-            };
-            check("copy of a page", code)?;
+            self.copy(
+                down,
+                there,
+                host.address(*here, page_bytes, offset, len),
+                len,
+            )?;
         }
         let event = Event::new(&self.device)?;
         event.record(stream)?;

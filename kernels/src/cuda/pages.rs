@@ -3,7 +3,7 @@
 //! 8-bit pages keep a scale a slot behind the slots of each head, `[slot][head_dim] u8` then
 //! `[slot] f32`, so a page stays one contiguous piece of memory whatever its type.
 
-use rootstock_memory::{KvDtype, KvLayout, LayoutOrder};
+use rootstock_memory::{KvDtype, KvLayout, LayoutError, LayoutOrder, LayoutSpec};
 
 use super::args;
 use super::buffer::DeviceBuffer;
@@ -29,6 +29,17 @@ pub enum KvFormat {
 impl KvFormat {
     /// Every type.
     pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::E4m3, Self::Int8];
+
+    /// A short name, part of what identifies KV.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::E4m3 => "e4m3",
+            Self::Int8 => "int8",
+        }
+    }
 
     /// The number the kernels know it by.
     pub(super) fn number(self) -> u32 {
@@ -93,6 +104,30 @@ impl PageShape {
             return Err(KernelError::PageTokens { page_tokens, least });
         }
         Ok(Self { layout, format })
+    }
+
+    /// The layout by which other tiers keep these pages: the sizes are right, and what the bytes
+    /// mean is known here only. Slots of 8 bits and their scale are as long as those of half
+    /// precision and another width.
+    ///
+    /// # Errors
+    /// The pages are larger than a layout can be.
+    pub fn host_layout(&self) -> Result<KvLayout, LayoutError> {
+        let spec = self.layout.spec();
+        let (dtype, head_dim) = match self.format {
+            KvFormat::F32 => (KvDtype::F32, spec.head_dim),
+            KvFormat::F16 => (KvDtype::F16, spec.head_dim),
+            KvFormat::Bf16 => (KvDtype::Bf16, spec.head_dim),
+            KvFormat::E4m3 | KvFormat::Int8 => {
+                let bytes = self.format.slot_bytes(spec.head_dim as usize);
+                (KvDtype::F16, (bytes / size_of::<half::f16>()) as u32)
+            }
+        };
+        KvLayout::new(LayoutSpec {
+            dtype,
+            head_dim,
+            ..spec
+        })
     }
 
     /// The layout of the dimensions; its sizes are those of the pages unless they have 8 bits.

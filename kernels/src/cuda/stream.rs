@@ -1,6 +1,7 @@
 //! Streams, events, and copies that run on them.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytemuck::Pod;
 use cudarc::driver::sys;
@@ -205,9 +206,23 @@ impl Event {
     /// # Errors
     /// The driver refuses.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
+        Self::with(
+            device,
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
+        )
+    }
+
+    /// An event that notes the time at which its stream came to it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn timed(device: &Device) -> Result<Self, CudaError> {
+        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
+    }
+
+    fn with(device: &Device, flags: u32) -> Result<Self, CudaError> {
         device.bind()?;
         let mut raw = std::ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: writes one handle; a context is current.
         check("cuEventCreate", unsafe {
             sys::cuEventCreate(&raw mut raw, flags)
@@ -243,6 +258,21 @@ impl Event {
         }
         check("cuEventQuery", code)?;
         Ok(true)
+    }
+
+    /// Nanoseconds between two events that both are timed and have passed.
+    ///
+    /// # Errors
+    /// One of them is not, or the driver's error of earlier work.
+    pub fn nanoseconds_since(&self, earlier: &Self) -> Result<u64, CudaError> {
+        self.device.bind()?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: live events; writes one number.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&raw mut milliseconds, earlier.raw, self.raw)
+        })?;
+        let time = Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3);
+        Ok(time.map_or(0, |time| time.as_nanos() as u64))
     }
 
     /// Waits until the stream has come to it.

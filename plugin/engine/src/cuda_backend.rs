@@ -32,6 +32,7 @@ use rootstock_kernels::cuda::{
 use crate::cpu_backend::{CpuBackend, plan_check};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
+use crate::model::ModelConfig;
 use forward::Work;
 use slot::{Pick, Slot};
 pub use weights::CudaModel;
@@ -44,7 +45,7 @@ pub struct CudaBackendConfig {
     /// Tokens a page: a power of two.
     pub page_tokens: u32,
     /// Element type of K and V.
-    pub kv_dtype: KvDtype,
+    pub kv_format: KvFormat,
     /// Steps that may be launched and not yet waited for: 1 or 2.
     pub max_in_flight: u8,
     /// Copies to the host tier that may wait.
@@ -58,7 +59,7 @@ impl Default for CudaBackendConfig {
         Self {
             pages: 1024,
             page_tokens: 16,
-            kv_dtype: KvDtype::F16,
+            kv_format: KvFormat::F16,
             max_in_flight: 1,
             copy_queue: 64,
             numerics: Numerics::Fast,
@@ -129,8 +130,7 @@ impl CudaBackend {
         host: Option<Arc<PinnedArena>>,
     ) -> Result<Self, EngineError> {
         let sizes = model.config();
-        let layout = CpuBackend::layout(sizes, config.page_tokens, config.kv_dtype)?;
-        let shape = PageShape::new(layout, KvFormat::of(config.kv_dtype))?;
+        let shape = page_shape(sizes, config.page_tokens, config.kv_format)?;
         let device = model.device().clone();
         let stream = Stream::new(&device)?;
         let mut pages = DevicePages::new(&device, shape, config.pages)?;
@@ -146,7 +146,7 @@ impl CudaBackend {
             idle.push(Slot::new(&device, config.numerics)?);
         }
         let caps = Caps {
-            layout,
+            layout: shape.host_layout()?,
             numerics_id: numerics_id(&device, config),
             max_in_flight,
             vocab: sizes.vocab,
@@ -196,6 +196,15 @@ impl CudaBackend {
         let len = picks.len() * self.caps.vocab as usize;
         out.extend_from_slice(logits.get(..len).unwrap_or_default());
         Ok(())
+    }
+
+    /// Nanoseconds that copying a page to or from the host tier takes; None without one. To be
+    /// asked before the first step.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn measure_copies(&self) -> Result<Option<u64>, CudaError> {
+        self.copies.measure_page_ns()
     }
 
     /// Where the compiled kernels came from.
@@ -419,12 +428,22 @@ fn numerics_id(device: &Device, config: &CudaBackendConfig) -> String {
         Numerics::Invariant => "invariant",
         Numerics::Fast => "fast",
     };
-    let dtype = match config.kv_dtype {
-        KvDtype::F32 => "f32",
-        KvDtype::F16 => "f16",
-        KvDtype::Bf16 => "bf16",
-    };
+    let dtype = config.kv_format.name();
     format!("cuda-sm{major}{minor}-{mode}/kv-{dtype}")
+}
+
+/// The pages of a model on a device.
+///
+/// # Errors
+/// A page size or a head width that the kernels do not compute.
+pub fn page_shape(
+    sizes: &ModelConfig,
+    page_tokens: u32,
+    format: KvFormat,
+) -> Result<PageShape, EngineError> {
+    // Of the layout the dimensions count.
+    let layout = CpuBackend::layout(sizes, page_tokens, KvDtype::F16)?;
+    Ok(PageShape::new(layout, format)?)
 }
 
 /// Loads the model of a file onto a device.

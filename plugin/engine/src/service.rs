@@ -39,7 +39,7 @@ use rootstock::scheduler::RequestId;
 
 pub use attach::AttachError;
 pub use clock::Clock;
-pub use config::{DeviceChoice, JournalSink, KvEventSink, KvNews, ServiceConfig};
+pub use config::{DeviceChoice, EightBits, JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
 pub use stats::{CachedTotals, Finished, Histogram, Stats};

@@ -23,14 +23,16 @@ use rootstock::{Backend, StepError};
 use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
 use rootstock_engine::cuda_backend::{CudaBackend, CudaBackendConfig, CudaModel};
 use rootstock_engine::model::Model;
-use rootstock_engine::service::{DeviceChoice, Event, Service, ServiceConfig, Submission};
-use rootstock_kernels::cuda::{Device, Numerics};
+use rootstock_engine::service::{
+    DeviceChoice, EightBits, Event, Service, ServiceConfig, Submission,
+};
+use rootstock_kernels::cuda::{Device, KvFormat, Numerics};
 use rootstock_kernels::{Isa, KvRow};
 use tiny::{Part, VOCAB, plan, tokens};
 
 const ENGINE: Variant = Variant {
     head_dims: &[16, 32],
-    kv_types: &[0, 1, 2],
+    kv_types: &[0, 1, 2, 3, 4],
     sanitized: false,
     fault: None,
 };
@@ -40,7 +42,7 @@ fn on_cuda(family: &str, kv_dtype: KvDtype, numerics: Numerics, in_flight: u8) -
     let model = CudaModel::load(&tiny::file(family), &device, None, None).unwrap();
     let config = CudaBackendConfig {
         pages: 64,
-        kv_dtype,
+        kv_format: KvFormat::of(kv_dtype),
         max_in_flight: in_flight,
         numerics,
         ..CudaBackendConfig::default()
@@ -57,6 +59,11 @@ fn on_cpu(family: &str, kv_dtype: KvDtype) -> CpuBackend {
         ..CpuBackendConfig::default()
     };
     CpuBackend::new(Arc::new(model), &config, None).unwrap()
+}
+
+/// Whether there is time to make each call fail, not one in some (`EVERY_CALL=1`).
+fn every_call() -> bool {
+    std::env::var_os("EVERY_CALL").is_some()
 }
 
 fn largest(a: &[f32], b: &[f32]) -> f32 {
@@ -301,6 +308,35 @@ fn the_service_says_the_same_on_cuda_with_tiers_and_pins() {
 }
 
 #[test]
+fn pages_of_eight_bits_come_back_from_host_as_they_went() {
+    if !on_mock(
+        "pages_of_eight_bits_come_back_from_host_as_they_went",
+        &ENGINE,
+    ) {
+        return;
+    }
+    for (kind, name) in [(EightBits::E4m3, "e4m3"), (EightBits::Int8, "int8")] {
+        let with = |device| ServiceConfig {
+            kv_eight_bits: Some(kind),
+            ..config(device)
+        };
+        let service = Service::start(&tiny::file("llama"), with(DeviceChoice::Cuda(0))).unwrap();
+        let numerics = &service.model_info().numerics_id;
+        assert_eq!(*numerics, format!("cuda-sm80-fast/kv-{name}"));
+        let texts: Vec<_> = (1..10)
+            .map(|seed| ask(&service, Submission::new(prompt(seed, 17 + seed), 4)).0)
+            .collect();
+        until(&service, |cache| cache.copies_under_way == 0);
+        let (again, usage) = ask(&service, Submission::new(prompt(1, 18), 4));
+        assert!(again.is_some() && again == texts[0], "{name}");
+        assert!(usage.cached.host > 0, "{name}: {usage:?}");
+        let refused = Service::start(&tiny::file("llama"), with(DeviceChoice::Cpu));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("f32, f16 or bf16"), "{refused}");
+    }
+}
+
+#[test]
 fn auto_takes_the_devices_and_each_replica_has_its_own() {
     if !on_mock(
         "auto_takes_the_devices_and_each_replica_has_its_own",
@@ -365,13 +401,19 @@ fn a_call_that_fails_fails_its_requests_and_the_server_lives() {
     let expected = ask(&service, question()).0;
     assert!(expected.is_some());
     until(&service, |cache| cache.copies_under_way == 0);
+    // A prime, so that every kind of call comes up.
+    let every = if every_call() { 1 } else { 29 };
     let (mut failed, mut answered) = (0, 0);
+    let mut calls = std::collections::BTreeSet::new();
     let mut n = 1;
     loop {
         service.flush().unwrap();
         mock.fail_at(n, 999);
         let (text, _) = ask(&service, question());
         let reached = mock.report().failed == 1;
+        if reached {
+            calls.insert(mock.failed_call());
+        }
         mock.fail_at(0, 0);
         match &text {
             Some(_) => {
@@ -393,10 +435,12 @@ fn a_call_that_fails_fails_its_requests_and_the_server_lives() {
         if !reached {
             break;
         }
-        // A prime, so that every kind of call comes up.
-        n += 29;
+        n += every;
     }
-    println!("\n    every 29th of {n} calls made to fail: {failed} failed, {answered} answered");
+    println!(
+        "\n    one in {every} of {n} calls made to fail: {failed} failed, {answered} answered"
+    );
+    println!("    {calls:?}");
     assert!(failed > 5, "{failed}");
 }
 
@@ -413,7 +457,8 @@ fn a_start_that_fails_gives_everything_back() {
     drop(start().unwrap());
     let calls = mock.report().calls - before;
     let mut refused = 0;
-    for n in (1..calls).step_by(11) {
+    let every = if every_call() { 1 } else { 11 };
+    for n in (1..calls).step_by(every) {
         mock.fail_at(n, 2);
         refused += u32::from(start().is_err());
         mock.fail_at(0, 0);
@@ -422,5 +467,5 @@ fn a_start_that_fails_gives_everything_back() {
     assert!(refused > 20);
     // What the failing calls would have given back is all that may remain.
     let kept: u64 = mock.report().held().iter().sum();
-    assert!(kept <= calls / 11, "{:?}", mock.report());
+    assert!(kept <= calls / every as u64, "{:?}", mock.report());
 }

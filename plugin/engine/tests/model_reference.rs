@@ -15,11 +15,11 @@ mod reference;
 
 use std::sync::Arc;
 
-use reference::{Row, Sequence};
+use reference::{Distance, Sequence};
 use rootstock::memory::{KvDtype, PageId};
 use rootstock_engine::cpu_backend::{CpuBackend, CpuBackendConfig};
 use rootstock_engine::gguf::Gguf;
-use rootstock_engine::kernels::{Isa, KvRow, argmax};
+use rootstock_engine::kernels::{Isa, KvRow};
 use rootstock_engine::model::Model;
 use rootstock_engine::model_source::{ModelSpec, resolve};
 
@@ -48,40 +48,6 @@ fn sequences() -> Vec<Sequence> {
         "/../../tests/reference/smollm2.ref"
     );
     reference::read(&std::fs::read(path).unwrap()).unwrap()
-}
-
-/// How far a path is from the reference over some positions.
-#[derive(Debug, Default)]
-struct Distance {
-    positions: usize,
-    same_best: usize,
-    /// Largest difference of a logit among the reference's best.
-    logit: f32,
-    /// Sum over positions of the part of KL that the reference's best tokens make up.
-    kl: f64,
-}
-
-impl Distance {
-    fn add(&mut self, want: &Row, got: &[f32]) {
-        self.positions += 1;
-        self.same_best += usize::from(argmax(got) == Some(want.top[0].0));
-        let largest = got
-            .iter()
-            .fold(f32::NEG_INFINITY, |most, &logit| most.max(logit));
-        let sum: f64 = got
-            .iter()
-            .map(|&logit| f64::from(logit - largest).exp())
-            .sum();
-        let log_sum_exp = sum.ln() + f64::from(largest);
-        for &(token, logit) in &want.top {
-            let ours = got[token as usize];
-            let difference = (ours - logit).abs();
-            assert!(difference.is_finite());
-            self.logit = self.logit.max(difference);
-            let log_p = f64::from(logit - want.log_sum_exp);
-            self.kl += log_p.exp() * (log_p - (f64::from(ours) - log_sum_exp));
-        }
-    }
 }
 
 /// The first `limit` positions of each sequence.

@@ -18,7 +18,7 @@ use rootstock_engine::gguf::{Gguf, GgufError};
 use rootstock_engine::kernels::{Isa, KernelError};
 use rootstock_engine::model_source::{ModelSource, ModelSpec, SourceError};
 use rootstock_engine::service::{
-    JournalSink, KvEventSink, KvNews, ModelInfo, Service, ServiceConfig, StorageConfig,
+    EightBits, JournalSink, KvEventSink, KvNews, ModelInfo, Service, ServiceConfig, StorageConfig,
 };
 
 use crate::config::Config;
@@ -232,7 +232,19 @@ fn start(path: &Path, config: &Config, isa: Isa, feed: Option<Feed>) -> Result<L
     Ok(Loaded { engine, lines })
 }
 
+/// Elements of K and V, and what stands for them where they have 8 bits.
+fn kv_types(name: KvDtypeName) -> (KvDtype, Option<EightBits>) {
+    match name {
+        KvDtypeName::F32 => (KvDtype::F32, None),
+        KvDtypeName::F16 => (KvDtype::F16, None),
+        KvDtypeName::Bf16 => (KvDtype::Bf16, None),
+        KvDtypeName::Fp8 => (KvDtype::F16, Some(EightBits::E4m3)),
+        KvDtypeName::Int8 => (KvDtype::F16, Some(EightBits::Int8)),
+    }
+}
+
 fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError> {
+    let (kv_dtype, kv_eight_bits) = kv_types(config.kv_dtype);
     let journal = match &config.journal {
         None => None,
         Some(path) => {
@@ -263,11 +275,8 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         replicas: config.replicas,
         router: config.router.clone(),
         page_size: config.page_tokens,
-        kv_dtype: match config.kv_dtype {
-            KvDtypeName::F32 => KvDtype::F32,
-            KvDtypeName::F16 => KvDtype::F16,
-            KvDtypeName::Bf16 => KvDtype::Bf16,
-        },
+        kv_dtype,
+        kv_eight_bits,
         threads: config.threads,
         isa: Some(isa),
         device: config.device,

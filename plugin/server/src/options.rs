@@ -303,6 +303,10 @@ pub enum KvDtypeName {
     F16,
     /// 2 bytes, brain float.
     Bf16,
+    /// On CUDA: 1 byte, a float (e4m3), and a scale a token and head.
+    Fp8,
+    /// On CUDA: 1 byte, an integer, and a scale a token and head.
+    Int8,
 }
 
 /// `--policy`.

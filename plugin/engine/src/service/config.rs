@@ -70,13 +70,22 @@ pub enum DeviceChoice {
     Auto,
 }
 
+/// Types of 8 bits of K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EightBits {
+    /// Floats with 4 bits of exponent and 3 of fraction.
+    E4m3,
+    /// Integers.
+    Int8,
+}
+
 /// Pages that a request looks for in storage at a time although nobody told of them: others may
 /// write to the same store.
 pub(super) const STORAGE_PROBES: u32 = 64;
 
-/// Hand-over, look at the queue and acknowledgement of a copy on the CPU.
+/// Hand-over, look at the queue and acknowledgement of a copy, between threads of the CPU.
 const COPY_NS: u32 = 300_000;
-/// Two arenas in the same memory, one thread, beside a step that computes.
+/// Without a device that says better: two arenas in the same memory, one thread, beside a step that computes.
 const COPY_BYTES_PER_NS: u64 = 2;
 
 /// Usable pages of each tier.
@@ -98,8 +107,9 @@ pub(super) struct PageCost {
 }
 
 impl PageCost {
-    pub(super) fn of(layout: &KvLayout) -> Self {
-        let copy_ns = layout.page_bytes() as u64 / COPY_BYTES_PER_NS;
+    /// Of pages of a layout; `copy_ns` is what a copy was measured to take.
+    pub(super) fn of(layout: &KvLayout, copy_ns: Option<u64>) -> Self {
+        let copy_ns = copy_ns.unwrap_or(layout.page_bytes() as u64 / COPY_BYTES_PER_NS);
         Self {
             layers: u16::try_from(layout.layers()).unwrap_or(u16::MAX),
             bytes: layout.page_bytes() as u64,
@@ -140,6 +150,8 @@ pub struct ServiceConfig {
     pub page_size: u32,
     /// Element type of K and V.
     pub kv_dtype: KvDtype,
+    /// On CUDA: K and V of 8 bits, with a scale a slot, instead of `kv_dtype`.
+    pub kv_eight_bits: Option<EightBits>,
     /// Threads that compute; None: one a core.
     pub threads: Option<usize>,
     /// Instruction set; None: the best of this CPU.
@@ -202,6 +214,7 @@ impl Default for ServiceConfig {
             router: RouterConfig::default(),
             page_size: 16,
             kv_dtype: KvDtype::F16,
+            kv_eight_bits: None,
             threads: None,
             isa: None,
             device: DeviceChoice::Cpu,
@@ -296,6 +309,15 @@ impl ServiceConfig {
                 available_mib: free / memory::MIB,
             }),
             Some(_) | None => Ok(Tiers { device, host }),
+        }
+    }
+
+    /// The same, with tiers of these sizes.
+    pub(super) fn with(self, tiers: Tiers) -> Self {
+        Self {
+            device_pages: Some(tiers.device),
+            host_pages: Some(tiers.host),
+            ..self
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rootstock::journal::Journal;
-use rootstock::memory::{KvArena, ReplicaId};
+use rootstock::memory::{KvArena, KvLayout, ReplicaId};
 use rootstock::radix::NamespaceKey;
 use rootstock::{Backend, Masks, ServingCore};
 use rootstock_kernels::Isa;
@@ -25,7 +25,7 @@ use crate::constrained::GrammarMasks;
 use crate::cpu_backend::{CpuBackend, CpuBackendConfig, SharedArena};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
-use crate::model::Model;
+use crate::model::{Model, ModelConfig};
 
 /// Bytes of each tensor that go into the model's fingerprint.
 const SAMPLE_BYTES: usize = 4096;
@@ -41,6 +41,47 @@ pub struct ModelIdentity {
     pub context: u32,
     /// Bytes of its weights.
     pub weight_bytes: u64,
+}
+
+impl ModelIdentity {
+    /// Of the model of a file.
+    pub(super) fn of(
+        file: &Gguf,
+        config: &ServiceConfig,
+        sizes: &ModelConfig,
+        weight_bytes: u64,
+    ) -> Self {
+        let name = config.model_name.clone();
+        Self {
+            name: name.unwrap_or_else(|| sizes.name.clone()),
+            revision: fingerprint(file),
+            context: sizes.context,
+            weight_bytes,
+        }
+    }
+}
+
+/// The host tier of a service that has one.
+#[derive(Debug, Default)]
+pub(super) struct HostTier {
+    /// Its bytes: storage needs them.
+    pub(super) arena: Option<SharedArena>,
+    /// Nanoseconds that a page takes to or from it, where a device was asked.
+    pub(super) copy_page_ns: Option<u64>,
+}
+
+impl HostTier {
+    /// A tier of `pages` pages; none without any.
+    pub(super) fn new(layout: KvLayout, pages: u32) -> Result<Self, EngineError> {
+        let arena = match pages {
+            0 => None,
+            pages => Some(Arc::new(Mutex::new(KvArena::new(layout, pages)?))),
+        };
+        Ok(Self {
+            arena,
+            copy_page_ns: None,
+        })
+    }
 }
 
 impl Service {
@@ -94,21 +135,20 @@ impl Service {
     }
 
     fn start_on_cpu(file: &Gguf, config: ServiceConfig) -> Result<Self, EngineError> {
+        if let Some(kind) = config.kv_eight_bits {
+            return Err(EngineError::Config {
+                setting: "kv_dtype",
+                found: format!("{kind:?}").to_lowercase(),
+                wanted: "f32, f16 or bf16 where the CPU computes".to_owned(),
+            });
+        }
         let isa = config.isa.unwrap_or_else(Isa::detect);
         let threads = config.compute_threads();
         let model = Arc::new(Model::load(file, isa, threads)?);
         let sizes = model.config();
         let layout = CpuBackend::layout(sizes, config.page_size, config.kv_dtype)?;
         let tiers = config.pages(layout.page_bytes() as u64, model.weight_bytes())?;
-        let identity = ModelIdentity {
-            name: config
-                .model_name
-                .clone()
-                .unwrap_or_else(|| sizes.name.clone()),
-            revision: fingerprint(file),
-            context: sizes.context,
-            weight_bytes: model.weight_bytes(),
-        };
+        let identity = ModelIdentity::of(file, &config, sizes, model.weight_bytes());
         let settings = CpuBackendConfig {
             pages: tiers.device,
             page_tokens: config.page_size,
@@ -117,21 +157,13 @@ impl Service {
             max_in_flight: config.max_in_flight,
             ..CpuBackendConfig::default()
         };
-        let host = match tiers.host {
-            0 => None,
-            pages => Some(Arc::new(Mutex::new(KvArena::new(layout, pages)?))),
-        };
+        let host = HostTier::new(layout, tiers.host)?;
         let mut backends: Vec<Box<dyn Backend>> = Vec::new();
         for _replica in 0..config.replicas()? {
-            let backend = CpuBackend::new(Arc::clone(&model), &settings, host.clone())?;
+            let backend = CpuBackend::new(Arc::clone(&model), &settings, host.arena.clone())?;
             backends.push(Box::new(backend));
         }
-        let config = ServiceConfig {
-            device_pages: Some(tiers.device),
-            host_pages: Some(tiers.host),
-            ..config
-        };
-        Self::start_over(config, backends, identity, host)
+        Self::start_over(config.with(tiers), backends, identity, host)
     }
 
     /// Serves over given backends, one a replica. `config.device_pages` says how many pages each
@@ -145,15 +177,15 @@ impl Service {
         backends: Vec<Box<dyn Backend>>,
         identity: ModelIdentity,
     ) -> Result<Self, EngineError> {
-        Self::start_over(config, backends, identity, None)
+        Self::start_over(config, backends, identity, HostTier::default())
     }
 
-    /// The same, with the bytes of the host tier where they are ours: storage needs them.
+    /// The same, with the host tier where it is ours.
     pub(super) fn start_over(
         mut config: ServiceConfig,
         backends: Vec<Box<dyn Backend>>,
         identity: ModelIdentity,
-        host: Option<SharedArena>,
+        host: HostTier,
     ) -> Result<Self, EngineError> {
         let caps = backends
             .first()
@@ -165,7 +197,7 @@ impl Service {
         config.host_pages.get_or_insert(0);
         config.replicas = u16::try_from(backends.len()).unwrap_or(u16::MAX);
         let tiers = config.pages(page_bytes, identity.weight_bytes)?;
-        let page = PageCost::of(&caps.layout);
+        let page = PageCost::of(&caps.layout, host.copy_page_ns);
         let max_model_len = config.model_len(identity.context);
         let mut core_config = config.core(tiers, page, max_model_len);
         core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
@@ -188,7 +220,7 @@ impl Service {
             weight_bytes: identity.weight_bytes,
         };
         let place = Place {
-            host,
+            host: host.arena,
             layout: caps.layout,
             numerics: caps.numerics_id.clone(),
         };
@@ -372,7 +404,7 @@ fn start_on_cuda(
 }
 
 /// Tells models apart by header and a sample of each tensor; the same file always gives the same.
-pub(super) fn fingerprint(file: &Gguf) -> String {
+fn fingerprint(file: &Gguf) -> String {
     let mut hash = Sha256::new();
     for (key, value) in file.values() {
         hash.update(key.as_bytes());

@@ -1,17 +1,15 @@
 //! Starting a service on CUDA devices, one a replica, over one host tier that all of them copy from
 //! and to.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rootstock::Backend;
-use rootstock::memory::KvArena;
-use rootstock_kernels::cuda::{CudaError, Device, Numerics, PinnedArena};
+use rootstock_kernels::cuda::{CudaError, Device, KvFormat, Numerics, PinnedArena};
 
-use super::config::DeviceChoice;
+use super::config::{DeviceChoice, EightBits};
 use super::memory;
-use super::start::{ModelIdentity, fingerprint};
+use super::start::{HostTier, ModelIdentity};
 use super::{Service, ServiceConfig};
-use crate::cpu_backend::CpuBackend;
 use crate::cuda_backend::{self, CudaBackend, CudaBackendConfig};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
@@ -54,8 +52,13 @@ pub(super) fn start_on_cuda(
         return Err(super::start::no_backend());
     };
     let sizes = model.config();
-    let layout = CpuBackend::layout(sizes, config.page_size, config.kv_dtype)?;
-    let page_bytes = layout.page_bytes() as u64;
+    let format = match config.kv_eight_bits {
+        None => KvFormat::of(config.kv_dtype),
+        Some(EightBits::E4m3) => KvFormat::E4m3,
+        Some(EightBits::Int8) => KvFormat::Int8,
+    };
+    let shape = cuda_backend::page_shape(sizes, config.page_size, format)?;
+    let page_bytes = shape.page_bytes() as u64;
     let mut free = u64::MAX;
     for model in &models {
         free = free.min(model.device().memory()?.free_bytes);
@@ -66,19 +69,11 @@ pub(super) fn start_on_cuda(
         ..config
     };
     let tiers = config.pages(page_bytes, model.weight_bytes())?;
-    let identity = ModelIdentity {
-        name: config
-            .model_name
-            .clone()
-            .unwrap_or_else(|| sizes.name.clone()),
-        revision: fingerprint(file),
-        context: sizes.context,
-        weight_bytes: model.weight_bytes(),
-    };
+    let identity = ModelIdentity::of(file, &config, sizes, model.weight_bytes());
     let settings = CudaBackendConfig {
         pages: tiers.device,
         page_tokens: config.page_size,
-        kv_dtype: config.kv_dtype,
+        kv_format: format,
         max_in_flight: config.max_in_flight,
         numerics: if config.batch_invariant {
             Numerics::Invariant
@@ -87,11 +82,8 @@ pub(super) fn start_on_cuda(
         },
         ..CudaBackendConfig::default()
     };
-    let host = match tiers.host {
-        0 => None,
-        pages => Some(Arc::new(Mutex::new(KvArena::new(layout, pages)?))),
-    };
-    let pinned = match &host {
+    let mut host = HostTier::new(shape.host_layout()?, tiers.host)?;
+    let pinned = match &host.arena {
         Some(arena) => Some(Arc::new(PinnedArena::new(
             model.device(),
             Arc::clone(arena),
@@ -102,15 +94,18 @@ pub(super) fn start_on_cuda(
     for model in models {
         let name = model.device().name().to_owned();
         let backend = CudaBackend::new(model, &settings, pinned.clone())?;
-        tracing::info!(device = name, kernels = ?backend.code_origin(), "a CUDA device computes");
+        let copy_page_ns = backend.measure_copies()?;
+        let kernels = backend.code_origin();
+        tracing::info!(
+            device = name,
+            ?kernels,
+            ?copy_page_ns,
+            "a CUDA device computes"
+        );
+        host.copy_page_ns = host.copy_page_ns.max(copy_page_ns);
         backends.push(Box::new(backend));
     }
-    let config = ServiceConfig {
-        device_pages: Some(tiers.device),
-        host_pages: Some(tiers.host),
-        ..config
-    };
-    Service::start_over(config, backends, identity, host)
+    Service::start_over(config.with(tiers), backends, identity, host)
 }
 
 /// Pages of each device, of which the fullest has `free` bytes.

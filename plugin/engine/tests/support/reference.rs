@@ -18,6 +18,41 @@ pub struct Row {
     pub top: Vec<(u32, f32)>,
 }
 
+/// How far a path is from the reference over some positions.
+#[derive(Debug, Default)]
+pub struct Distance {
+    pub positions: usize,
+    pub same_best: usize,
+    /// Largest difference of a logit among the reference's best.
+    pub logit: f32,
+    /// Sum over positions of the part of KL that the reference's best tokens make up.
+    pub kl: f64,
+}
+
+impl Distance {
+    pub fn add(&mut self, want: &Row, got: &[f32]) {
+        self.positions += 1;
+        self.same_best +=
+            usize::from(rootstock_engine::kernels::argmax(got) == Some(want.top[0].0));
+        let largest = got
+            .iter()
+            .fold(f32::NEG_INFINITY, |most, &logit| most.max(logit));
+        let sum: f64 = got
+            .iter()
+            .map(|&logit| f64::from(logit - largest).exp())
+            .sum();
+        let log_sum_exp = sum.ln() + f64::from(largest);
+        for &(token, logit) in &want.top {
+            let ours = got[token as usize];
+            let difference = (ours - logit).abs();
+            assert!(difference.is_finite());
+            self.logit = self.logit.max(difference);
+            let log_p = f64::from(logit - want.log_sum_exp);
+            self.kl += log_p.exp() * (log_p - (f64::from(ours) - log_sum_exp));
+        }
+    }
+}
+
 /// All sequences of a file; None where it is not one.
 pub fn read(bytes: &[u8]) -> Option<Vec<Sequence>> {
     let mut rest = bytes.strip_prefix(b"RSREF1\0\0")?;
