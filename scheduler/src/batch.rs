@@ -390,6 +390,7 @@ impl Scheduler {
             first_pos: run.launched,
             len,
             drafts: 0,
+            guesses_at: None,
             draws,
             from,
         });

@@ -52,6 +52,9 @@ pub struct SchedulerConfig {
     pub queue_timeout_s: u32,
     /// Tokens a decode row may guess and verify; 0 unless the backend speculates.
     pub max_drafts: u8,
+    /// Whether the guesses come from what the request's own text has said before, where that
+    /// pays, and are part of the plan; otherwise the backend makes them.
+    pub prompt_lookup: bool,
     /// Nanoseconds to compute one prompt token, for the worth of a cached prefix in the order of
     /// the queue until steps have been measured.
     pub prefill_ns_per_token: u32,
@@ -93,6 +96,7 @@ impl Default for SchedulerConfig {
             max_preemptions: 16,
             queue_timeout_s: 600,
             max_drafts: 0,
+            prompt_lookup: false,
             prefill_ns_per_token: 1_000_000,
             copy_ns: 1_000_000,
             copy_ns_per_page: 100_000,

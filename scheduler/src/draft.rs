@@ -9,6 +9,7 @@ use rootstock_memory::{CopyPlan, Nanos, StepId};
 
 use crate::holding::pages_for;
 use crate::live::{Live, count};
+use crate::lookup::{USUAL_WORTH, WORTH_MAX};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 use crate::settle::{Flight, FlightRow};
@@ -33,6 +34,8 @@ pub(crate) struct DraftRow {
     pub(crate) first_pos: u32,
     pub(crate) len: u32,
     pub(crate) drafts: u8,
+    /// Whether the guesses are in the text of the request, from here on.
+    pub(crate) guesses_at: Option<u32>,
     pub(crate) draws: bool,
     pub(crate) from: Option<(StepId, u32)>,
 }
@@ -55,11 +58,15 @@ impl Draft {
 
     /// What its rows compute and read.
     pub(crate) fn load(&self) -> StepLoad {
-        StepLoad::of(
-            self.rows
-                .iter()
-                .map(|row| (row.first_pos, row.len, row.draws)),
-        )
+        let load = StepLoad::of(self.rows.iter().map(|row| {
+            let guesses = row.guesses_at.map_or(0, |_| u32::from(row.drafts));
+            (row.first_pos, row.len + guesses, row.draws)
+        }));
+        let guessed = self.rows.iter().filter(|row| row.guesses_at.is_some());
+        StepLoad {
+            draws: load.draws + guessed.map(|row| u32::from(row.drafts)).sum::<u32>(),
+            ..load
+        }
     }
 
     /// Takes a request's row back out.
@@ -74,7 +81,11 @@ impl Draft {
 impl Scheduler {
     /// Lets rows that draw guess on with what nobody else needs of budget and pages.
     pub(crate) fn plan_guesses(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
+        if self.cfg.max_drafts == 0 {
+            return;
+        }
         let page_tokens = self.cfg.page_tokens;
+        let worth = self.guess_worth(draft);
         for row in draft
             .rows
             .iter_mut()
@@ -87,8 +98,14 @@ impl Scheduler {
             if !live.can_draft(live.output_len()) {
                 continue;
             }
-            let room = live.output_max - live.output_len() - 1;
-            let wanted = u32::from(self.cfg.max_drafts).min(room).min(draft.budget);
+            let made = live.output_len();
+            let room = live.output_max - made - 1;
+            let mut wanted = u32::from(self.cfg.max_drafts).min(room).min(draft.budget);
+            if let Some(lookup) = &mut live.lookup {
+                let guesses = lookup.guesses(&self.guessed, (&live.tokens, made), worth, wanted);
+                wanted = count(guesses.len());
+                row.guesses_at = Some(count(guesses.start));
+            }
             let Some(run) = live.running_mut() else {
                 continue;
             };
@@ -99,7 +116,25 @@ impl Scheduler {
             }
             let slots = count(run.hold.table().len()) * page_tokens - end;
             row.drafts = u8::try_from(wanted.min(slots)).unwrap_or(u8::MAX);
+            if row.drafts == 0 {
+                row.guesses_at = None;
+            }
             draft.budget -= u32::from(row.drafts);
+        }
+    }
+
+    /// What a right guess saves, a row of a later step, over what a guess costs in this one.
+    fn guess_worth(&self, draft: &Draft) -> f64 {
+        let decodes = draft.rows.iter().filter(|row| row.draws && row.len == 1);
+        let rows = decodes.clone().count();
+        let load = StepLoad::of(decodes.map(|row| (row.first_pos, 1, true)));
+        let [_, token, draw, ..] = self.time.coefficients();
+        match self.time.predict(load) {
+            Some(ns) if rows > 0 => {
+                let row = ns as f64 / rows as f64;
+                (row / (token + draw).max(1.0)).min(WORTH_MAX)
+            }
+            _ => USUAL_WORTH,
         }
     }
 
@@ -119,6 +154,7 @@ impl Scheduler {
         };
         let mut rows = Vec::with_capacity(draft.rows.len());
         for (index, row) in draft.rows.iter().enumerate() {
+            self.stats.guessed_tokens += row.guesses_at.map_or(0, |_| u64::from(row.drafts));
             let live = self
                 .live
                 .get_mut(&row.id)
@@ -165,6 +201,11 @@ fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32
             RowInput::Known
         }
     };
+    let end = count(plan.tokens.len());
+    if let Some(at) = row.guesses_at {
+        let guesses = &live.tokens[at as usize..][..usize::from(row.drafts)];
+        plan.tokens.extend_from_slice(guesses);
+    }
     let first_page = count(plan.page_tables.len());
     let covered = row.first_pos + row.len + u32::from(row.drafts);
     let pages = pages_for(covered, page_tokens);
@@ -173,13 +214,14 @@ fn append_row(plan: &mut StepPlan, live: &Live, row: &DraftRow, page_tokens: u32
     plan.rows.push(Row {
         request: live.id,
         ns: live.ns,
-        tokens: first_token..count(plan.tokens.len()),
+        tokens: first_token..end,
         input,
         first_pos: row.first_pos,
         len: row.len,
         pages: first_page..count(plan.page_tables.len()),
         sample: row.draws.then(|| sample_spec(live, run.pending)),
         drafts: row.drafts,
+        guesses: end..count(plan.tokens.len()),
         mask: None,
     });
 }

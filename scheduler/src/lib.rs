@@ -22,6 +22,7 @@ mod holding;
 mod hurry;
 mod idle_work;
 mod live;
+mod lookup;
 mod move_over;
 mod pins;
 mod policy;

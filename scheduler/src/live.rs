@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use crate::config::SchedulerConfig;
 use crate::emit::{CachedTokens, PinReport, Usage};
 use crate::holding::Holding;
+use crate::lookup::Lookup;
 use crate::policy::{KeyParts, Order, seconds_to_ns};
 use crate::request::{Class, NewRequest, RequestId, SamplingParams};
 
@@ -78,6 +79,8 @@ pub(crate) struct Live {
     pub(crate) ignore_eos: bool,
     /// Whether its decode rows may guess several tokens.
     pub(crate) drafts: bool,
+    /// How well its text foretells itself, where guesses come from it.
+    pub(crate) lookup: Option<Lookup>,
     pub(crate) arrival: Nanos,
     pub(crate) first_admission: Option<(Nanos, CachedTokens)>,
     pub(crate) first_token: Option<Nanos>,
@@ -187,6 +190,7 @@ impl Live {
             output_min: new.min_tokens,
             ignore_eos: new.ignore_eos,
             drafts,
+            lookup: (drafts && cfg.prompt_lookup).then(Lookup::default),
             arrival: now,
             first_admission: None,
             first_token: None,
@@ -216,7 +220,8 @@ impl Live {
     /// Whether the row that draws output token `index` may guess the ones after it. Such rows do
     /// not run ahead of results: how far they get is open.
     pub(crate) fn can_draft(&self, index: u32) -> bool {
-        self.drafts && index >= self.suppress_until()
+        let hopes = |lookup: &Lookup| lookup.hopes(index);
+        self.drafts && index >= self.suppress_until() && self.lookup.as_ref().is_none_or(hopes)
     }
 
     /// Output length below which stop tokens must not be drawn.

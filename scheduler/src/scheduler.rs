@@ -16,6 +16,7 @@ use crate::gate::Held;
 use crate::groups::path_of;
 use crate::holding::{device, pages_for};
 use crate::live::{Draining, Live, Phase, count};
+use crate::lookup::Record;
 use crate::policy::{Order, QueueKey, seconds_to_ns};
 use crate::programs::Programs;
 use crate::queue::{Entry, WaitQueue};
@@ -70,6 +71,8 @@ pub struct Scheduler {
     pub(crate) turned_away: Option<RequestId>,
     pub(crate) pace: Pace,
     pub(crate) time: StepTime,
+    /// How well texts foretell themselves, over all requests.
+    pub(crate) guessed: Record,
     /// When the last step landed.
     pub(crate) landed_at: Nanos,
     pub(crate) next_step: u64,
@@ -106,6 +109,7 @@ impl Scheduler {
             turned_away: None,
             pace: Pace::default(),
             time: StepTime::default(),
+            guessed: Record::default(),
             landed_at: 0,
             next_step: 1,
             next_request: 1,

@@ -10,7 +10,7 @@ use rootstock_radix::{Fate, PrefixCache, Token};
 
 use crate::emit::{Emit, FailKind, FinishReason};
 use crate::holding::{Holding, PublishArgs};
-use crate::live::{Live, Phase};
+use crate::live::{Live, Phase, count};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::{Logprobs, RowOut, StepOutput};
@@ -159,6 +159,11 @@ impl Scheduler {
         let reason = match verdict {
             Err(kind) => Some(FinishReason::Failed(kind)),
             Ok(taken) => {
+                if let Some(lookup) = live.lookup.as_mut().filter(|_| row.drafts > 0) {
+                    let right = count(taken.tokens.len()) - 1;
+                    lookup.learn(&mut self.guessed, u32::from(row.drafts), right);
+                    self.stats.right_guesses += u64::from(right);
+                }
                 let before = live.holding().map_or(0, Holding::leased_pages);
                 live.publish(cx);
                 let after = live.holding().map_or(0, Holding::leased_pages);

@@ -73,6 +73,10 @@ pub struct SchedulerStats {
     pub computed_tokens: u64,
     /// Output tokens.
     pub generated_tokens: u64,
+    /// Tokens guessed from the text of their request and verified.
+    pub guessed_tokens: u64,
+    /// Of those, right ones.
+    pub right_guesses: u64,
     /// Plans with rows.
     pub steps: u64,
     /// Of those, kept short for requests that hurry.

@@ -8,10 +8,10 @@
 //! a row of the step before ([`RowInput::FromStep`]), so a second step can be launched while the
 //! first still runs.
 //!
-//! Speculation: a row with `drafts = d` may, after its own tokens, verify up to `d` tokens the
-//! backend guesses itself, on positions `first_pos + len ..`; its page table covers them. The
-//! row then returns between 1 and `d + 1` accepted tokens. KV beyond the accepted tokens counts
-//! as not computed.
+//! Speculation: a row with `drafts = d` may, after its own tokens, verify up to `d` guessed
+//! tokens on positions `first_pos + len ..`; its page table covers them. The guesses are in the
+//! plan, or the backend makes them. The row then returns between 1 and `d + 1` accepted tokens.
+//! KV beyond the accepted tokens counts as not computed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct StepPlan {
     pub replica: ReplicaId,
     /// At most one row a request: decodes first, then prefill chunks.
     pub rows: Vec<Row>,
-    /// Input tokens of all rows, one after the other.
+    /// Input tokens of all rows, one after the other, each row's guesses behind its own.
     pub tokens: Vec<Token>,
     /// Page tables of all rows, one after the other.
     pub page_tables: Vec<PageId>,
@@ -65,8 +65,10 @@ pub struct Row {
     pub pages: Range<u32>,
     /// How to draw the next token. None: a prefill chunk that is not the last.
     pub sample: Option<SampleSpec>,
-    /// Tokens the backend may guess and verify beyond the drawn one.
+    /// Guessed tokens the backend may verify beyond the drawn one.
     pub drafts: u8,
+    /// Range of those guesses in `StepPlan::tokens`; empty where the backend guesses itself.
+    pub guesses: Range<u32>,
     /// Grammar mask to apply to the draw.
     pub mask: Option<MaskId>,
 }
@@ -181,6 +183,14 @@ impl StepPlan {
         &self.tokens[row.tokens.start as usize..row.tokens.end as usize]
     }
 
+    /// Guesses of a row that are in the plan.
+    ///
+    /// # Panics
+    /// If the row is not of this plan.
+    pub fn row_guesses(&self, row: &Row) -> &[Token] {
+        &self.tokens[row.guesses.start as usize..row.guesses.end as usize]
+    }
+
     /// Page table of a row.
     ///
     /// # Panics
@@ -191,6 +201,11 @@ impl StepPlan {
 }
 
 impl Row {
+    /// Guesses in the plan.
+    pub fn guess_count(&self) -> u32 {
+        self.guesses.end - self.guesses.start
+    }
+
     fn mix_into(&self, f: &mut Fingerprint) {
         f.word(self.request.0);
         f.word(u64::from(self.first_pos) << 32 | u64::from(self.len));
@@ -209,6 +224,7 @@ impl Row {
         );
         f.word(self.mask.map_or(0, |m| m.0.wrapping_add(1)));
         f.word(u64::from(self.drafts));
+        f.word(u64::from(self.guesses.start) << 32 | u64::from(self.guesses.end));
     }
 }
 

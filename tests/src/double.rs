@@ -295,11 +295,14 @@ impl EngineDouble {
         let mut token = text::draw(kv, &spec.params, spec.output_index, suppress);
         out.accepted.push(token);
         for index in 1..=u32::from(row.drafts) {
-            let guess = if self.rng.percent(70) {
-                token
-            } else {
-                token + 1
-            };
+            let given = plan.row_guesses(row).get(index as usize - 1).copied();
+            let guess = given.unwrap_or_else(|| {
+                if self.rng.percent(70) {
+                    token
+                } else {
+                    token + 1
+                }
+            });
             let slot = self.slot(&table, at);
             self.write(plan.replica, slot, text::extend(kv, guess));
             if guess != token {

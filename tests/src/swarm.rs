@@ -217,6 +217,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         max_preemptions: *rng.pick(&[0, 1, 4, 16]),
         queue_timeout_s: *rng.pick(&[0, 5, 600]),
         max_drafts: *rng.pick(&[0, 0, 1, 4]),
+        prompt_lookup: rng.percent(50),
         prefill_ns_per_token: *rng.pick(&[0, 1_000_000, 100_000_000]),
         copy_ns: *rng.pick(&[0, 1_000_000]),
         copy_ns_per_page: *rng.pick(&[0, 100_000, 10_000_000]),

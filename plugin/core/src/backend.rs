@@ -153,6 +153,11 @@ pub trait Backend: Send {
         self.wait(step).map(Some)
     }
 
+    /// Whether it verifies guesses that are in a plan. The core makes them only then.
+    fn verifies(&self) -> bool {
+        false
+    }
+
     /// The engine that carries out copy plans over this backend's arenas.
     fn copies(&mut self) -> &mut dyn CopyEngine;
 

@@ -26,7 +26,7 @@ use crate::config::CoreConfig;
 pub(super) const MAGIC: &[u8] = b"ROOTSTOCK JOURNAL\n";
 
 /// Version of the form; raised whenever an entry or the configuration changes its form.
-pub const JOURNAL_VERSION: u16 = 6;
+pub const JOURNAL_VERSION: u16 = 7;
 
 /// Bytes of a frame's payload at most.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 20;

@@ -169,6 +169,7 @@ impl PlanHasher {
             pages,
             sample,
             drafts,
+            guesses,
             mask,
         } = row;
         self.u64(request.0);
@@ -186,6 +187,7 @@ impl PlanHasher {
         self.u32(*len);
         self.range(pages);
         self.u32(u32::from(*drafts));
+        self.range(guesses);
         match mask {
             None => self.u32(0),
             Some(mask) => {

@@ -229,6 +229,7 @@ pub fn plan(id: u64, parts: &[Part<'_>]) -> StepPlan {
                 history: None,
             }),
             drafts: 0,
+            guesses: tokens + len..tokens + len,
             mask: None,
         });
     }
