@@ -5,14 +5,16 @@
 //! | `isa` | instruction sets, as proofs that this CPU has them |
 //! | `lanes` | vectors of 16 floats: one kernel source for all instruction sets |
 //! | `pool` | threads of a step |
-//! | `ggml`, `matrix`, `matmul` | weight formats, repacking, products |
-//! | `kv`, `attention` | K and V in the arena, paged attention |
+//! | `ggml`, `forms`, `matrix`, `prepare`, `matmul` | weight formats, repacking, products |
+//! | `heads`, `kv`, `attention` | K and V in the arena, paged attention |
 //! | `norm`, `rope`, `sample` | the rest of a step |
 
 mod act;
 mod attention;
 mod error;
+mod forms;
 mod ggml;
+mod heads;
 mod isa;
 mod kv;
 mod lanes;
@@ -20,6 +22,7 @@ mod matmul;
 mod matrix;
 mod norm;
 mod pool;
+mod prepare;
 mod rope;
 mod sample;
 mod scratch;
@@ -32,14 +35,16 @@ pub use error::KernelError;
 #[cfg(feature = "cuda")]
 pub(crate) use error::{check_len, checked_area};
 pub use ggml::{GgmlType, dequantize};
+pub use heads::{HeadArgs, Heads, place_heads};
 pub use isa::{Isa, numerics_id};
 #[cfg(feature = "cuda")]
 pub(crate) use kv::check_head_dim;
 pub use kv::{KvRow, KvView, store_kv};
-pub use matmul::{matmul, matmul_group};
+pub use matmul::{Product, matmul, products};
 pub use matrix::PackedMatrix;
 pub use norm::{add, argmax, qk_norm, rms_norm, silu_mul, softmax};
 pub use pool::ThreadPool;
+pub use prepare::Input;
 pub use rope::{RopeAngles, RopeStyle, rope};
 pub use sample::{SampleArgs, SampleScratch, Sampled, sample};
 pub use scratch::Scratch;

@@ -21,8 +21,8 @@ pub mod cpu;
 pub mod cuda;
 
 pub use cpu::{
-    AttentionArgs, GgmlType, Isa, KernelError, KvRow, KvView, PackedMatrix, RopeAngles, RopeStyle,
-    SampleArgs, SampleScratch, Sampled, Scratch, ThreadPool, add, argmax, attention, dequantize,
-    matmul, matmul_group, numerics_id, qk_norm, rms_norm, rope, sample, silu_mul, softmax,
-    store_kv,
+    AttentionArgs, GgmlType, HeadArgs, Heads, Input, Isa, KernelError, KvRow, KvView, PackedMatrix,
+    Product, RopeAngles, RopeStyle, SampleArgs, SampleScratch, Sampled, Scratch, ThreadPool, add,
+    argmax, attention, dequantize, matmul, numerics_id, place_heads, products, qk_norm, rms_norm,
+    rope, sample, silu_mul, softmax, store_kv,
 };

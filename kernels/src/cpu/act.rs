@@ -15,11 +15,17 @@ pub(crate) struct Act {
     pub(crate) d: f32,
     /// `d` times the sum of `q`: what a weight block's minimum is multiplied by.
     pub(crate) d_sum: f32,
-    /// The sum of `q`.
-    pub(crate) sum: i32,
+    /// The sums of the halves of `q`.
+    pub(crate) halves: [i16; 2],
 }
 
 impl Act {
+    /// The sum of `q`.
+    #[inline(always)]
+    pub(crate) fn sum(&self) -> i32 {
+        i32::from(self.halves[0]) + i32::from(self.halves[1])
+    }
+
     /// Four activations, as a vector instruction takes them.
     #[inline(always)]
     pub(crate) fn word(&self, index: usize) -> i32 {
@@ -68,15 +74,18 @@ impl Kernel for Quantize<'_> {
 
 #[inline(always)]
 fn scaled(q: [i8; ACT_LEN], d: f32) -> Act {
-    let mut sum = 0;
-    for q in q {
-        sum += i32::from(q);
+    let mut halves = [0; 2];
+    for (half, q) in halves.iter_mut().zip(q.as_chunks::<16>().0) {
+        for q in q {
+            *half += i16::from(*q);
+        }
     }
+    let sum = i32::from(halves[0]) + i32::from(halves[1]);
     Act {
         q,
         d,
         d_sum: d * sum as f32,
-        sum,
+        halves,
     }
 }
 

@@ -39,7 +39,7 @@ pub enum GgmlType {
 }
 
 /// The values of [`GgmlType::Iq4Nl`].
-const IQ4_NL: [i8; 16] = [
+pub(crate) const IQ4_NL: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
@@ -175,13 +175,10 @@ fn dequantize_block(ty: GgmlType, block: &[u8], out: &mut [f32]) {
             let (d, m) = (f16_at(block, 0), f16_at(block, 2));
             nibbles(&block[4..], out, |q| d * f32::from(q) + m);
         }
-        GgmlType::Q5_0 => {
-            let d = f16_at(block, 0);
-            five_bits(&block[2..], out, |q| d * (f32::from(q) - 16.0));
-        }
-        GgmlType::Q5_1 => {
-            let (d, m) = (f16_at(block, 0), f16_at(block, 2));
-            five_bits(&block[4..], out, |q| d * f32::from(q) + m);
+        GgmlType::Q5_0 => scaled(ty, block, out, |(d, _), q| d * (q - 16.0)),
+        GgmlType::Q6K => scaled(ty, block, out, |(d, _), q| d * (q - 32.0)),
+        GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => {
+            scaled(ty, block, out, |(d, m), q| d * q + m);
         }
         GgmlType::Q8_0 => {
             let d = f16_at(block, 0);
@@ -189,9 +186,6 @@ fn dequantize_block(ty: GgmlType, block: &[u8], out: &mut [f32]) {
                 *out = d * f32::from(q.cast_signed());
             }
         }
-        GgmlType::Q4K => eight_parts(block, None, &block[16..], out),
-        GgmlType::Q5K => eight_parts(block, Some(&block[16..48]), &block[48..], out),
-        GgmlType::Q6K => six_bits(block, out),
         GgmlType::Iq4Nl => {
             let d = f16_at(block, 0);
             nibbles(&block[2..], out, |q| d * f32::from(IQ4_NL[usize::from(q)]));
@@ -199,28 +193,82 @@ fn dequantize_block(ty: GgmlType, block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// The integers of one block of a type whose weights are not floats, as stored: without the
+/// offset of Q5_0 and Q6_K.
+pub(crate) fn integers(ty: GgmlType, block: &[u8], out: &mut [u8]) {
+    match ty {
+        GgmlType::Q5_0 => five_bits(&block[2..], out),
+        GgmlType::Q5_1 => five_bits(&block[4..], out),
+        GgmlType::Q4K => eight_parts(None, &block[16..], out),
+        GgmlType::Q5K => eight_parts(Some(&block[16..48]), &block[48..], out),
+        GgmlType::Q6K => six_bits(block, out),
+        GgmlType::F32
+        | GgmlType::F16
+        | GgmlType::Bf16
+        | GgmlType::Q4_0
+        | GgmlType::Q4_1
+        | GgmlType::Q8_0
+        | GgmlType::Iq4Nl => unreachable!("used as in the file"),
+    }
+}
+
+/// Factor and addend of the integers of part `part` of a block, 16 elements long.
+pub(crate) fn part_scale(ty: GgmlType, block: &[u8], part: usize) -> (f32, f32) {
+    match ty {
+        GgmlType::Q5_0 => {
+            let d = f16_at(block, 0);
+            (d, -16.0 * d)
+        }
+        GgmlType::Q4K | GgmlType::Q5K => {
+            let (scale, minimum) = part_scales(&block[4..16], part / 2);
+            let (d, m) = (f16_at(block, 0), f16_at(block, 2));
+            (d * f32::from(scale), -(m * f32::from(minimum)))
+        }
+        GgmlType::Q6K => {
+            let d = f16_at(block, 208) * f32::from(block[192 + part].cast_signed());
+            (d, -32.0 * d)
+        }
+        GgmlType::F32
+        | GgmlType::F16
+        | GgmlType::Bf16
+        | GgmlType::Q4_0
+        | GgmlType::Q4_1
+        | GgmlType::Q5_1
+        | GgmlType::Q8_0
+        | GgmlType::Iq4Nl => (f16_at(block, 0), f16_at(block, 2)),
+    }
+}
+
+/// Values of a block from its integers, 16 of which share factor and addend.
+fn scaled(ty: GgmlType, block: &[u8], out: &mut [f32], value: impl Fn((f32, f32), f32) -> f32) {
+    let mut q = [0; 256];
+    let q = &mut q[..out.len()];
+    integers(ty, block, q);
+    for (part, (out, q)) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).enumerate() {
+        let scale = part_scale(ty, block, part);
+        for (out, q) in out.iter_mut().zip(q) {
+            *out = value(scale, f32::from(*q));
+        }
+    }
+}
+
 /// 32 fifth bits, then 16 bytes of nibbles.
-fn five_bits(packed: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
+fn five_bits(packed: &[u8], out: &mut [u8]) {
     let bits = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
-    let fifth = |at: usize| ((bits >> at & 1) as u8) << 4;
-    let (low, high) = out.split_at_mut(16);
-    for (at, (&byte, (low, high))) in packed[4..].iter().zip(low.iter_mut().zip(high)).enumerate() {
-        *low = value(byte & 15 | fifth(at));
-        *high = value(byte >> 4 | fifth(at + 16));
+    for (at, out) in out.iter_mut().enumerate() {
+        let byte = packed[4 + at % 16];
+        let low = if at < 16 { byte & 15 } else { byte >> 4 };
+        *out = low | ((bits >> at & 1) as u8) << 4;
     }
 }
 
 /// Q4_K and Q5_K: parts of 32, two of which share 32 bytes of nibbles; bit `part` of `fifths[i]`
 /// is the fifth bit of a part's element `i`.
-fn eight_parts(block: &[u8], fifths: Option<&[u8]>, packed: &[u8], out: &mut [f32]) {
-    let (d, m) = (f16_at(block, 0), f16_at(block, 2));
+fn eight_parts(fifths: Option<&[u8]>, packed: &[u8], out: &mut [u8]) {
     for (part, out) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, minimum) = part_scales(&block[4..16], part);
-        let (d, m) = (d * f32::from(scale), m * f32::from(minimum));
         for (at, (out, byte)) in out.iter_mut().zip(&packed[part / 2 * 32..]).enumerate() {
             let low = if part % 2 == 0 { byte & 15 } else { byte >> 4 };
-            let fifth = fifths.map_or(0, |fifths| (fifths[at] >> part & 1) << 4);
-            *out = d * f32::from(low | fifth) - m;
+            *out = low | fifths.map_or(0, |fifths| (fifths[at] >> part & 1) << 4);
         }
     }
 }
@@ -239,20 +287,15 @@ fn part_scales(packed: &[u8], part: usize) -> (u8, u8) {
     }
 }
 
-/// Q6_K: 128 bytes of low nibbles, 64 of high pairs, 16 scales, the scale of all.
-fn six_bits(block: &[u8], out: &mut [f32]) {
+/// Q6_K: 128 bytes of low nibbles, 64 of high pairs; then 16 scales, and the scale of all.
+fn six_bits(block: &[u8], out: &mut [u8]) {
     let (lows, rest) = block.split_at(128);
-    let (pairs, rest) = rest.split_at(64);
-    let (scales, d) = rest.split_at(16);
-    let d = f16_at(d, 0);
     for (at, out) in out.iter_mut().enumerate() {
         // Halves of 128 elements are 4 runs of 32.
         let (half, run, i) = (at / 128, at % 128 / 32, at % 32);
         let byte = lows[half * 64 + run % 2 * 32 + i];
         let low = if run < 2 { byte & 15 } else { byte >> 4 };
-        let high = pairs[half * 32 + i] >> (2 * run) & 3;
-        let scale = f32::from(scales[at / 16].cast_signed());
-        *out = d * scale * (f32::from(low | high << 4) - 32.0);
+        *out = low | (rest[half * 32 + i] >> (2 * run) & 3) << 4;
     }
 }
 

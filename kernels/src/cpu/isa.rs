@@ -88,8 +88,8 @@ impl Isa {
     /// It changes whenever a kernel changes an accumulation order or a rounding.
     pub const fn numerics_id(self) -> &'static str {
         match self {
-            Self::Avx512(_) => "cpu-avx512-i8x32-1",
-            Self::Avx2(_) => "cpu-avx2-i8x32-1",
+            Self::Avx512(_) => "cpu-avx512-i8x32-2",
+            Self::Avx2(_) => "cpu-avx2-i8x32-2",
             Self::Scalar => "cpu-scalar-f64-1",
         }
     }

@@ -93,14 +93,11 @@ impl<'a> KvView<'a> {
 
     /// Element offset of the head vector at a position of a row.
     pub(crate) fn offset(&self, row: &KvRow<'_>, at: KvPlace) -> usize {
-        let page_tokens = self.layout.page_tokens();
-        self.layout.element_offset(KvSlot {
-            page: row.pages[(at.position / page_tokens) as usize],
-            layer: at.layer,
-            side: at.side,
-            head: at.head,
-            slot: at.position % page_tokens,
-        }) as usize
+        offset(&self.layout, row, at)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
     }
 
     /// Checks a layer and the page tables of a call; returns the number of tokens.
@@ -134,6 +131,18 @@ impl<'a> KvView<'a> {
         }
         Ok(tokens)
     }
+}
+
+/// Element offset of the head vector at a position of a row.
+pub(crate) fn offset(layout: &KvLayout, row: &KvRow<'_>, at: KvPlace) -> usize {
+    let page_tokens = layout.page_tokens();
+    layout.element_offset(KvSlot {
+        page: row.pages[(at.position / page_tokens) as usize],
+        layer: at.layer,
+        side: at.side,
+        head: at.head,
+        slot: at.position % page_tokens,
+    }) as usize
 }
 
 /// Which head vector of a row.
@@ -238,10 +247,11 @@ pub fn store_kv(
                         },
                     );
                     let dtype = layout.dtype();
+                    let bytes_at = at * dtype.bytes() as usize;
+                    let bytes = head_dim * dtype.bytes() as usize;
                     isa.run(Store {
-                        bytes: view.bytes,
+                        bytes: &mut view.bytes[bytes_at..][..bytes],
                         dtype,
-                        at,
                         values,
                     });
                 }
@@ -252,18 +262,18 @@ pub fn store_kv(
 }
 
 /// Writes one head vector in the KV dtype, rounded to nearest, ties to even.
-struct Store<'a> {
-    bytes: &'a mut [u8],
-    dtype: KvDtype,
-    at: usize,
-    values: &'a [f32],
+pub(crate) struct Store<'a> {
+    /// Where it belongs.
+    pub(crate) bytes: &'a mut [u8],
+    pub(crate) dtype: KvDtype,
+    pub(crate) values: &'a [f32],
 }
 
 impl Store<'_> {
     /// The elements to write.
     #[inline(always)]
     fn out<T: bytemuck::Pod>(&mut self) -> &mut [T] {
-        &mut bytemuck::cast_slice_mut(self.bytes)[self.at..][..self.values.len()]
+        bytemuck::cast_slice_mut(self.bytes)
     }
 }
 

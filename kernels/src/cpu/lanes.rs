@@ -45,6 +45,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     /// Rows of a weight tile.
     const ROWS: usize;
+    /// Whether there are registers for some 16 vectors under way.
+    const ROOMY: bool;
 
     /// Runs a kernel where this instruction set's features are on.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
@@ -112,11 +114,20 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn dot4_rows(self, sum: Self::D4, offset: i32) -> Self::R;
     /// Signed bytes from a tile in this instruction set's own form: see [`Lanes::PLUS_128`].
     fn signed(self, bytes: &[u8]) -> Self::S;
+    /// Bytes below 128, prepared for [`Lanes::dot8`]; their sums go through
+    /// [`Lanes::dot8_less`].
+    fn unsigned(self, x: Self::B) -> Self::S;
+    /// Signed bytes of a table, by indices below 16.
+    fn lookup(self, table: &[i8; 16], x: Self::B) -> Self::S;
+    /// Sets bit 4 of byte `i` where bit `8 * i + group` is set in the word of the row.
+    fn with_fifth(self, nibbles: Self::B, bits: Self::B, group: usize) -> Self::B;
     fn dot8_zero(self) -> Self::D8;
     /// Adds, per row, the products of 4 signed bytes and the 4 signed bytes of `x`.
     fn dot8(self, sum: Self::D8, weights: Self::S, x: i32) -> Self::D8;
-    /// The sums as floats, given the sum of all `x` that went in.
+    /// The sums of signed bytes as floats, given the sum of all `x` that went in.
     fn dot8_rows(self, sum: Self::D8, x_sum: i32) -> Self::R;
+    /// The sums of unsigned bytes less `offset`, as floats.
+    fn dot8_less(self, sum: Self::D8, offset: i32) -> Self::R;
 
     /// Whether signed tile bytes are stored with 128 added, as unsigned ones.
     const PLUS_128: bool;
@@ -130,6 +141,32 @@ pub(crate) trait Kernel {
     fn scalar(self) -> Self::Output;
     /// The same work on vectors; `#[inline(always)]`.
     fn simd<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+/// Runs kernels inside the body of another one, with the same instructions.
+pub(crate) trait Inner: Copy {
+    fn inner<K: Kernel>(self, kernel: K) -> K::Output;
+}
+
+/// Inside a reference body.
+#[derive(Clone, Copy)]
+pub(crate) struct Reference;
+
+/// Inside a vector body.
+#[derive(Clone, Copy)]
+pub(crate) struct Within<L>(pub(crate) L);
+
+impl Inner for Reference {
+    fn inner<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.scalar()
+    }
+}
+
+impl<L: Lanes> Inner for Within<L> {
+    #[inline(always)]
+    fn inner<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.simd(self.0)
+    }
 }
 
 impl Isa {

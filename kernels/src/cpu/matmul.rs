@@ -5,15 +5,14 @@
 //! integer sums within a block of 32 columns, then one fused multiply-add per block (and one for
 //! the minimum); floats take one fused multiply-add per column.
 
-use super::act::{ACT_LEN, Act, Quantize};
 use super::error::{KernelError, check_len, checked_area};
 use super::ggml::dequantize;
-use super::isa::Isa;
 use super::matrix::{PackedMatrix, Store};
 use super::pool::ThreadPool;
+use super::prepare::{Forms, Input, prepare};
 use super::scratch::Scratch;
 use super::shared::SharedOut;
-use super::tile_product::{Inputs, TileProduct};
+use super::tile_product::{Inputs, Target, TileProduct};
 use super::tiles::Tiles;
 
 /// Weight rows of one task of the scalar path.
@@ -31,10 +30,20 @@ const GROUP: usize = 4;
 /// Products below this many multiplications are not worth waking a thread for.
 const SERIAL_MACS: usize = 1 << 17;
 
-/// Rows of `x` that one task quantizes.
-const QUANTIZE_ROWS: usize = 16;
+/// One product of a group.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// `[rows][cols]`.
+    pub matrix: &'a PackedMatrix,
+    /// `[rows]`, added to each row of the product.
+    pub bias: Option<&'a [f32]>,
+    /// `[n][rows]`.
+    pub out: &'a mut [f32],
+    /// Whether the product is added to what `out` holds.
+    pub adds: bool,
+}
 
-/// One product.
+/// One product, written to `out`.
 ///
 /// # Shapes
 /// `x`: `[n][matrix.cols()]`, `out`: `[n][matrix.rows()]`, row-major.
@@ -49,96 +58,76 @@ pub fn matmul(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    matmul_group(pool, &mut [(matrix, out)], x, n, scratch)
+    let product = Product {
+        matrix,
+        bias: None,
+        out,
+        adds: false,
+    };
+    products(pool, &mut [product], Input::Rows(x), n, scratch)
 }
 
-/// Several products of the same `x`: query, key and value, or gate and up.
+/// Several products of the same input: query, key and value, or gate and up.
 ///
-/// Equal, bit for bit, to one [`matmul`] each, with one preparation of `x` and one barrier.
+/// Equal, bit for bit, to one call each, with one preparation of the input and one barrier.
 ///
 /// # Errors
-/// As [`matmul`].
-pub fn matmul_group(
+/// Lengths that do not match; a panicked task.
+pub fn products(
     pool: &ThreadPool,
-    products: &mut [(&PackedMatrix, &mut [f32])],
-    x: &[f32],
+    group: &mut [Product<'_>],
+    input: Input<'_>,
     n: usize,
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    for (matrix, out) in products.iter() {
-        check_len(
-            "matmul input",
-            x.len(),
-            checked_area("matmul input", n, matrix.cols())?,
-        )?;
-        check_len(
-            "matmul output",
-            out.len(),
-            checked_area("matmul output", n, matrix.rows())?,
-        )?;
-    }
-    if n == 0 {
-        return Ok(());
-    }
-    for (matrix, out) in products.iter_mut() {
-        if let Store::Rows(bytes) = matrix.store() {
-            scalar(pool, matrix, bytes, x, out)?;
+    for Product {
+        matrix, bias, out, ..
+    } in group.iter()
+    {
+        input.check(n, matrix.cols())?;
+        let wanted = checked_area("matmul output", n, matrix.rows())?;
+        check_len("matmul output", out.len(), wanted)?;
+        if let Some(bias) = bias {
+            check_len("matmul bias", bias.len(), matrix.rows())?;
         }
     }
-    let tiled = |(matrix, _): &&(&PackedMatrix, &mut [f32])| matrix.tiles().is_some();
-    let Some((first, _)) = products.iter().find(tiled) else {
+    let Some(first) = group.first().filter(|_| n > 0) else {
         return Ok(());
     };
-    let isa = first.isa();
-    if products
-        .iter()
-        .any(|(matrix, _)| matrix.tiles().is_some_and(Tiles::quantized))
-    {
-        quantize(pool, isa, x, first.cols(), &mut scratch.acts)?;
+    let quantized = |product: &Product<'_>| product.matrix.tiles().is_some_and(Tiles::quantized);
+    let forms = Forms {
+        acts: group.iter().any(quantized),
+        dense: !group.iter().all(quantized),
+    };
+    prepare(pool, first.matrix.isa(), (input, n), forms, scratch)?;
+    let x = match input {
+        Input::Rows(x) => x,
+        Input::Normed { .. } | Input::Gated { .. } => &scratch.dense,
+    };
+    for product in group.iter_mut() {
+        if let Store::Rows(bytes) = product.matrix.store() {
+            scalar(pool, bytes, x, product)?;
+        }
     }
-    tiled_products(
-        pool,
-        products,
-        Inputs {
-            x,
-            acts: &scratch.acts,
-            n,
-        },
-    )
-}
-
-/// Quantizes the rows of `x`.
-fn quantize(
-    pool: &ThreadPool,
-    isa: Isa,
-    x: &[f32],
-    cols: usize,
-    acts: &mut Vec<Act>,
-) -> Result<(), KernelError> {
-    let blocks = x.len() / ACT_LEN;
-    acts.resize(blocks, bytemuck::Zeroable::zeroed());
-    let task_blocks = QUANTIZE_ROWS * cols / ACT_LEN;
-    let out = SharedOut::new(acts);
-    pool.run(blocks.div_ceil(task_blocks), &|task| {
-        let blocks = task * task_blocks..((task + 1) * task_blocks).min(blocks);
-        let x = &x[blocks.start * ACT_LEN..blocks.end * ACT_LEN];
-        // SAFETY: each block belongs to one task.
-        let out = unsafe { out.part(blocks) };
-        isa.run(Quantize { x, out });
-    })
+    let acts = &scratch.acts;
+    tiled_products(pool, group, Inputs { x, acts, n })
 }
 
 /// The products with tiled matrices: tiles of all of them are shared out in one run.
 fn tiled_products(
     pool: &ThreadPool,
-    products: &mut [(&PackedMatrix, &mut [f32])],
+    products: &mut [Product<'_>],
     inputs: Inputs<'_>,
 ) -> Result<(), KernelError> {
     for group in products.chunks_mut(GROUP) {
         let area: usize = group
             .iter()
-            .map(|(matrix, _)| matrix.rows() * matrix.cols())
+            .filter(|product| product.matrix.tiles().is_some())
+            .map(|product| product.matrix.rows() * product.matrix.cols())
             .sum();
+        if area == 0 {
+            continue;
+        }
         let parts = if area * inputs.n < SERIAL_MACS {
             1
         } else {
@@ -146,14 +135,18 @@ fn tiled_products(
         };
         let count = group.len();
         let mut group = group.iter_mut();
-        let group: [Option<(&PackedMatrix, SharedOut<'_, f32>)>; GROUP] =
-            std::array::from_fn(|_| {
-                group
-                    .next()
-                    .map(|(matrix, out)| (*matrix, SharedOut::new(out)))
-            });
+        let group: [Option<(&PackedMatrix, Target<'_>)>; GROUP] = std::array::from_fn(|_| {
+            group.next().map(|product| {
+                let target = Target {
+                    out: SharedOut::new(product.out),
+                    bias: product.bias,
+                    adds: product.adds,
+                };
+                (product.matrix, target)
+            })
+        });
         pool.run(count * parts, &|task| {
-            let Some((matrix, out)) = &group[task / parts] else {
+            let Some((matrix, target)) = &group[task / parts] else {
                 return;
             };
             let Some(tiles) = matrix.tiles() else { return };
@@ -163,7 +156,7 @@ fn tiled_products(
                 tiles,
                 range,
                 inputs,
-                out,
+                target,
             });
         })?;
     }
@@ -173,11 +166,16 @@ fn tiled_products(
 /// The reference: rows dequantized one by one, products summed in 64-bit floats.
 fn scalar(
     pool: &ThreadPool,
-    matrix: &PackedMatrix,
     bytes: &[u8],
     x: &[f32],
-    out: &mut [f32],
+    product: &mut Product<'_>,
 ) -> Result<(), KernelError> {
+    let Product {
+        matrix,
+        bias,
+        ref mut out,
+        adds,
+    } = *product;
     let row_bytes = matrix.ggml_type().row_bytes(matrix.cols())?;
     let out = SharedOut::new(out);
     let tasks = matrix.rows().div_ceil(SCALAR_ROWS);
@@ -191,7 +189,8 @@ fn scalar(
                 let at = i * matrix.rows() + row;
                 // SAFETY: each weight row belongs to one task, so the element has one user.
                 let element = unsafe { out.part(at..at + 1) };
-                element[0] = dot(&weights, x);
+                let sum = dot(&weights, x) + bias.map_or(0.0, |bias| bias[row]);
+                element[0] = if adds { element[0] + sum } else { sum };
             }
         }
     })

@@ -1,6 +1,7 @@
 //! Weight matrices, checked and repacked once at load.
 
 use super::error::{KernelError, check_len, checked_area};
+use super::forms::Form;
 use super::ggml::{GgmlType, dequantize};
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes};
@@ -54,18 +55,18 @@ impl PackedMatrix {
             });
         }
         let store = match isa.tile_shape(ggml_type) {
-            Some(shape) if shape.ggml_type == ggml_type => {
+            None => Store::Rows(bytes.into()),
+            Some(shape) if shape.form.is_of_file(ggml_type) => {
                 Store::Tiles(Tiles::pack(shape, ggml_type.row_bytes(cols)?, bytes))
             }
             Some(shape) => {
-                let halves = as_halves(ggml_type, cols, bytes)?;
+                let row_bytes = cols / shape.form.block_len() * shape.form.block_bytes();
                 Store::Tiles(Tiles::pack(
                     shape,
-                    shape.ggml_type.row_bytes(cols)?,
-                    &halves,
+                    row_bytes,
+                    &Form::convert(ggml_type, bytes)?,
                 ))
             }
-            None => Store::Rows(bytes.into()),
         };
         Ok(Self {
             ggml_type,
@@ -116,8 +117,8 @@ impl PackedMatrix {
         &self.store
     }
 
-    /// Writes one row as floats: the file's values, on vector paths rounded to 16 bits for the
-    /// types that are repacked as F16.
+    /// Writes one row as floats: the file's values, on vector paths with scales rounded to 16 bits
+    /// for the types that are repacked in another form.
     ///
     /// # Errors
     /// A row outside the matrix, or `out` of another length than the columns.
@@ -135,32 +136,17 @@ impl PackedMatrix {
                 dequantize(self.ggml_type, &bytes[row * row_bytes..][..row_bytes], out)
             }
             Store::Tiles(tiles) => {
-                let tile_type = tiles.shape().ggml_type;
-                let block_len = tile_type.block_len();
+                let form = tiles.shape().form;
+                let block_len = form.block_len();
                 let mut result = Ok(());
                 tiles.for_blocks(row, |index, block| {
                     let out = &mut out[index * block_len..][..block_len];
-                    result = dequantize(tile_type, block, out);
+                    result = form.values(block, out);
                 });
                 result
             }
         }
     }
-}
-
-/// Rows of 16-bit floats, for types whose products have no kernel of their own.
-fn as_halves(ggml_type: GgmlType, cols: usize, bytes: &[u8]) -> Result<Vec<u8>, KernelError> {
-    let row_bytes = ggml_type.row_bytes(cols)?;
-    let mut row = vec![0.0; cols];
-    let mut halves = Vec::with_capacity(bytes.len() / row_bytes * cols * 2);
-    for bytes in bytes.chunks_exact(row_bytes) {
-        dequantize(ggml_type, bytes, &mut row)?;
-        halves.extend(
-            row.iter()
-                .flat_map(|value| half::f16::from_f32(*value).to_le_bytes()),
-        );
-    }
-    Ok(halves)
 }
 
 impl Isa {
@@ -177,7 +163,7 @@ impl Isa {
             #[inline(always)]
             fn simd<L: Lanes>(self, _: L) -> Option<TileShape> {
                 Some(TileShape {
-                    ggml_type: TileShape::type_of(self.0),
+                    form: Form::of(self.0),
                     height: L::ROWS,
                     plus_128: L::PLUS_128,
                 })

@@ -94,10 +94,10 @@ fn check_rows(buffer: &'static str, found: usize, width: usize) -> Result<(), Ke
     Ok(())
 }
 
-struct RmsNorm<'a> {
-    x: &'a mut [f32],
-    weight: &'a [f32],
-    eps: f32,
+pub(crate) struct RmsNorm<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
 }
 
 impl Kernel for RmsNorm<'_> {
@@ -139,9 +139,9 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-struct SiluMul<'a> {
-    gate: &'a mut [f32],
-    up: &'a [f32],
+pub(crate) struct SiluMul<'a> {
+    pub(crate) gate: &'a mut [f32],
+    pub(crate) up: &'a [f32],
 }
 
 impl Kernel for SiluMul<'_> {

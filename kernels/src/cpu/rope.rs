@@ -5,6 +5,7 @@
 //! model) are the caller's.
 
 use super::error::{KernelError, check_len};
+use super::lanes::{Kernel, Lanes};
 
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,29 @@ impl RopeAngles {
     }
 }
 
+impl RopeAngles {
+    /// Refuses a step of another number of tokens, and heads of fewer pairs.
+    pub(crate) fn check(&self, tokens: usize, head_dim: usize) -> Result<(), KernelError> {
+        check_len("rope positions", self.rows, tokens)?;
+        check_pairs(self.pairs, head_dim)
+    }
+
+    /// Tokens of the step.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Cosines and sines of a token.
+    pub(crate) fn row(&self, token: usize) -> (&[f32], &[f32]) {
+        let range = token * self.pairs..(token + 1) * self.pairs;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+fn check_pairs(pairs: usize, head_dim: usize) -> Result<(), KernelError> {
+    check_len("rope pairs of a head", pairs.min(head_dim / 2), pairs)
+}
+
 /// Turns every head of every row; elements of a head past the pairs stay as they are.
 ///
 /// # Shapes
@@ -60,11 +84,7 @@ pub fn rope(
     x: &mut [f32],
     head_dim: usize,
 ) -> Result<(), KernelError> {
-    check_len(
-        "rope pairs of a head",
-        angles.pairs.min(head_dim / 2),
-        angles.pairs,
-    )?;
+    check_pairs(angles.pairs, head_dim)?;
     if angles.rows == 0 || head_dim == 0 {
         return check_len("rope input", x.len(), 0);
     }
@@ -78,15 +98,47 @@ pub fn rope(
     let sin = angles.sin.chunks_exact(angles.pairs);
     for ((row, cos), sin) in rows.zip(cos).zip(sin) {
         for head in row.chunks_exact_mut(head_dim) {
-            match style {
-                RopeStyle::Norm => turn_neighbours(head, cos, sin),
-                RopeStyle::Neox => turn_halves(head, cos, sin),
+            Turn {
+                style,
+                head,
+                cos,
+                sin,
             }
+            .scalar();
         }
     }
     Ok(())
 }
 
+/// Turns one head.
+pub(crate) struct Turn<'a> {
+    pub(crate) style: RopeStyle,
+    pub(crate) head: &'a mut [f32],
+    /// One a pair.
+    pub(crate) cos: &'a [f32],
+    /// One a pair.
+    pub(crate) sin: &'a [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn scalar(self) {
+        match self.style {
+            RopeStyle::Norm => turn_neighbours(self.head, self.cos, self.sin),
+            RopeStyle::Neox => turn_halves(self.head, self.cos, self.sin),
+        }
+    }
+
+    #[inline(always)]
+    fn simd<L: Lanes>(self, _: L) {
+        // Pair by pair: the compiler uses the instruction set's vectors by itself.
+        self.scalar();
+    }
+}
+
+#[inline(always)]
 fn turn_neighbours(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
         let [a, b] = *pair;
@@ -94,6 +146,7 @@ fn turn_neighbours(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
+#[inline(always)]
 fn turn_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::act::Act;
-use super::ggml::GgmlType;
+use super::forms::Form;
+use super::ggml::IQ4_NL;
 use super::lanes::{Kernel, Lanes};
 use super::shared::SharedOut;
 use super::tiles::Tiles;
@@ -33,8 +34,17 @@ pub(crate) struct TileProduct<'a> {
     pub(crate) tiles: &'a Tiles,
     pub(crate) range: Range<usize>,
     pub(crate) inputs: Inputs<'a>,
-    /// `[n][rows]`; this task alone uses the columns of its tiles.
-    pub(crate) out: &'a SharedOut<'a, f32>,
+    pub(crate) target: &'a Target<'a>,
+}
+
+/// Where a product goes.
+pub(crate) struct Target<'a> {
+    /// `[n][rows]`; a task alone uses the columns of its tiles.
+    pub(crate) out: SharedOut<'a, f32>,
+    /// `[rows]`, added to each row.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Whether the product is added to what is there.
+    pub(crate) adds: bool,
 }
 
 impl Kernel for TileProduct<'_> {
@@ -47,19 +57,16 @@ impl Kernel for TileProduct<'_> {
     #[inline(always)]
     fn simd<L: Lanes>(self, l: L) {
         let Inputs { x, acts, .. } = self.inputs;
-        match self.tiles.shape().ggml_type {
-            GgmlType::F32 => self.floats::<L, F32>(l, x),
-            GgmlType::F16 => self.floats::<L, F16>(l, x),
-            GgmlType::Bf16 => self.floats::<L, Bf16>(l, x),
-            GgmlType::Q4_0 => self.quantized::<L, Q4_0>(l, acts),
-            GgmlType::Q4_1 => self.quantized::<L, Q4_1>(l, acts),
-            GgmlType::Q8_0 => self.quantized::<L, Q8_0>(l, acts),
-            GgmlType::Q5_0
-            | GgmlType::Q5_1
-            | GgmlType::Q4K
-            | GgmlType::Q5K
-            | GgmlType::Q6K
-            | GgmlType::Iq4Nl => unreachable!("packed as another type"),
+        match self.tiles.shape().form {
+            Form::F32 => self.floats::<L, F32>(l, x),
+            Form::F16 => self.floats::<L, F16>(l, x),
+            Form::Bf16 => self.floats::<L, Bf16>(l, x),
+            Form::Q4_0 => self.quantized::<L, Q4_0>(l, acts),
+            Form::Q4_1 => self.quantized::<L, Q4_1>(l, acts),
+            Form::Q5 => self.quantized::<L, Q5>(l, acts),
+            Form::Q6 => self.quantized::<L, Q6>(l, acts),
+            Form::Q8_0 => self.quantized::<L, Q8_0>(l, acts),
+            Form::Iq4Nl => self.quantized::<L, Iq4Nl>(l, acts),
         }
     }
 }
@@ -124,7 +131,7 @@ impl<const MB: usize> Column<'_, MB> {
 struct Q4_0;
 
 impl Format for Q4_0 {
-    walk_blocks!(GgmlType::Q4_0);
+    walk_blocks!(Form::Q4_0);
 }
 
 impl Q4_0 {
@@ -139,7 +146,7 @@ impl Q4_0 {
         let dots = dots4::<L, MB>(l, words, x);
         let d = l.rows_f16(scales);
         for i in 0..MB {
-            let dot = l.dot4_rows(dots[i], 8 * x.row(i).sum);
+            let dot = l.dot4_rows(dots[i], 8 * x.row(i).sum());
             sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
         }
     }
@@ -148,7 +155,7 @@ impl Q4_0 {
 struct Q4_1;
 
 impl Format for Q4_1 {
-    walk_blocks!(GgmlType::Q4_1);
+    walk_blocks!(Form::Q4_1);
 }
 
 impl Q4_1 {
@@ -189,7 +196,7 @@ fn dots4<L: Lanes, const MB: usize>(l: L, words: &[u8], x: Column<'_, MB>) -> [L
 struct Q8_0;
 
 impl Format for Q8_0 {
-    walk_blocks!(GgmlType::Q8_0);
+    walk_blocks!(Form::Q8_0);
 }
 
 impl Q8_0 {
@@ -210,7 +217,111 @@ impl Q8_0 {
         }
         let d = l.rows_f16(scales);
         for i in 0..MB {
-            let dot = l.dot8_rows(dots[i], x.row(i).sum);
+            let dot = l.dot8_rows(dots[i], x.row(i).sum());
+            sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
+        }
+    }
+}
+
+struct Q5;
+
+impl Format for Q5 {
+    walk_blocks!(Form::Q5);
+}
+
+impl Q5 {
+    #[inline(always)]
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
+        let (scales, words) = unit.split_at(4 * L::ROWS);
+        let (fifths, words) = words.split_at(4 * L::ROWS);
+        let fifths = l.bytes(fifths);
+        let mut dots = [l.dot8_zero(); MB];
+        for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
+            let nibbles = l.bytes(word);
+            let low = l.unsigned(l.with_fifth(l.low(nibbles), fifths, group));
+            let high = l.unsigned(l.with_fifth(l.high(nibbles), fifths, 4 + group));
+            for (i, dot) in dots.iter_mut().enumerate() {
+                *dot = l.dot8(*dot, low, x.row(i).word(group));
+                *dot = l.dot8(*dot, high, x.row(i).word(4 + group));
+            }
+        }
+        let (d, m) = scales.split_at(2 * L::ROWS);
+        let (d, m) = (l.rows_f16(d), l.rows_f16(m));
+        for i in 0..MB {
+            let dot = l.dot8_less(dots[i], 0);
+            sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
+            sums[i] = l.rows_mul_add_splat(m, x.row(i).d_sum, sums[i]);
+        }
+    }
+}
+
+struct Q6;
+
+impl Format for Q6 {
+    walk_blocks!(Form::Q6);
+}
+
+impl Q6 {
+    #[inline(always)]
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
+        let (scales, words) = unit.split_at(4 * L::ROWS);
+        let halves = words.chunks_exact(16 * L::ROWS);
+        for (half, (words, scales)) in halves.zip(scales.chunks_exact(2 * L::ROWS)).enumerate() {
+            let mut dots = [l.dot8_zero(); MB];
+            for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
+                let word = l.unsigned(l.bytes(word));
+                for (i, dot) in dots.iter_mut().enumerate() {
+                    *dot = l.dot8(*dot, word, x.row(i).word(4 * half + group));
+                }
+            }
+            let d = l.rows_f16(scales);
+            for i in 0..MB {
+                let offset = 32 * i32::from(x.row(i).halves[half]);
+                let dot = l.dot8_less(dots[i], offset);
+                sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
+            }
+        }
+    }
+}
+
+struct Iq4Nl;
+
+impl Format for Iq4Nl {
+    walk_blocks!(Form::Iq4Nl);
+}
+
+impl Iq4Nl {
+    #[inline(always)]
+    fn step<L: Lanes, const MB: usize>(
+        l: L,
+        unit: &[u8],
+        x: Column<'_, MB>,
+        sums: &mut [L::R; MB],
+    ) {
+        let (scales, words) = unit.split_at(2 * L::ROWS);
+        let mut dots = [l.dot8_zero(); MB];
+        for (group, word) in words.chunks_exact(4 * L::ROWS).enumerate() {
+            let nibbles = l.bytes(word);
+            let low = l.lookup(&IQ4_NL, l.low(nibbles));
+            let high = l.lookup(&IQ4_NL, l.high(nibbles));
+            for (i, dot) in dots.iter_mut().enumerate() {
+                *dot = l.dot8(*dot, low, x.row(i).word(group));
+                *dot = l.dot8(*dot, high, x.row(i).word(4 + group));
+            }
+        }
+        let d = l.rows_f16(scales);
+        for i in 0..MB {
+            let dot = l.dot8_rows(dots[i], x.row(i).sum());
             sums[i] = l.rows_mul_add(l.rows_scale(d, x.row(i).d), dot, sums[i]);
         }
     }
@@ -239,7 +350,7 @@ macro_rules! float_format {
                 x: [&[f32]; MB],
                 sums: &mut [[L::R; MB]; NT],
             ) {
-                let unit_bytes = GgmlType::$name.block_bytes() * L::ROWS;
+                let unit_bytes = Form::$name.block_bytes() * L::ROWS;
                 let blocks = x[0].len() / FLOAT_COLUMNS;
                 for block in 0..blocks {
                     let mut now = [&[0.0; FLOAT_COLUMNS]; MB];
@@ -371,13 +482,27 @@ impl TileProduct<'_> {
         let columns = tile * L::ROWS..((tile + 1) * L::ROWS).min(height);
         let start = row * height;
         // SAFETY: the columns of a tile belong to the task of its range.
-        let out = unsafe { self.out.part(start + columns.start..start + columns.end) };
-        if out.len() == L::ROWS {
-            l.rows_store(sums, out);
+        let out = unsafe {
+            self.target
+                .out
+                .part(start + columns.start..start + columns.end)
+        };
+        if out.len() == L::ROWS && self.target.bias.is_none() && !self.target.adds {
+            return l.rows_store(sums, out);
+        }
+        let mut line = [0.0; 16];
+        l.rows_store(sums, &mut line[..L::ROWS]);
+        if let Some(bias) = self.target.bias {
+            for (sum, bias) in line.iter_mut().zip(&bias[columns]) {
+                *sum += bias;
+            }
+        }
+        if self.target.adds {
+            for (out, sum) in out.iter_mut().zip(line) {
+                *out += sum;
+            }
         } else {
-            let mut whole = [0.0; 16];
-            l.rows_store(sums, &mut whole[..L::ROWS]);
-            out.copy_from_slice(&whole[..out.len()]);
+            out.copy_from_slice(&line[..out.len()]);
         }
     }
 }

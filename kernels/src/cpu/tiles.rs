@@ -6,13 +6,13 @@
 //! unit:  scalars [scalar][row] of 2 bytes, then words [word][row] of 4 bytes
 //! ```
 //!
-//! A block's bytes keep their values and change their places only: scalars are its 16-bit
-//! scales (for F16 and BF16 the element itself), words its packed numbers, 4 bytes at a time. A
-//! 4-bit word `w` holds elements `4w..` in its low and `16 + 4w..` in its high nibbles, as in the
-//! file. The last tile is padded with zero rows. Source: the 16-row tiles are our own design;
-//! llama.cpp's repacked Q4_0 is akin.
+//! Blocks are those of a [`Form`]. Their bytes keep their values and change their places only:
+//! scalars are 16-bit scales (for F16 and BF16 the element itself), words the packed numbers, 4
+//! bytes at a time. A 4-bit word `w` holds elements `4w..` in its low and `16 + 4w..` in its high
+//! nibbles, as in the file. The last tile is padded with zero rows. Source: the 16-row tiles are
+//! our own design; llama.cpp's repacked Q4_0 is akin.
 
-use super::ggml::GgmlType;
+use super::forms::Form;
 
 /// One cache line; gives the weights their alignment.
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
@@ -27,10 +27,10 @@ pub(crate) struct Tiles {
     rows: usize,
 }
 
-/// How blocks of one type lie in units of one tile height.
+/// How blocks of one form lie in units of one tile height.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileShape {
-    pub(crate) ggml_type: GgmlType,
+    pub(crate) form: Form,
     /// Rows of a tile.
     pub(crate) height: usize,
     /// Signed bytes are stored with 128 added.
@@ -48,49 +48,12 @@ impl std::fmt::Debug for Tiles {
 impl TileShape {
     /// Bytes of a unit: the blocks of all its rows.
     pub(crate) const fn unit_bytes(self) -> usize {
-        self.ggml_type.block_bytes() * self.height
-    }
-
-    /// The type whose tiles hold weights of `ggml_type`: itself, or F16 for those without a
-    /// kernel of their own.
-    pub(crate) const fn type_of(ggml_type: GgmlType) -> GgmlType {
-        match ggml_type {
-            GgmlType::F32
-            | GgmlType::F16
-            | GgmlType::Bf16
-            | GgmlType::Q4_0
-            | GgmlType::Q4_1
-            | GgmlType::Q8_0 => ggml_type,
-            GgmlType::Q5_0
-            | GgmlType::Q5_1
-            | GgmlType::Q4K
-            | GgmlType::Q5K
-            | GgmlType::Q6K
-            | GgmlType::Iq4Nl => GgmlType::F16,
-        }
-    }
-
-    /// Scalars of 2 bytes at a block's start.
-    const fn scalars(self) -> usize {
-        match self.ggml_type {
-            GgmlType::Q4_1 => 2,
-            GgmlType::F32 => 0,
-            GgmlType::F16
-            | GgmlType::Bf16
-            | GgmlType::Q4_0
-            | GgmlType::Q5_0
-            | GgmlType::Q5_1
-            | GgmlType::Q8_0
-            | GgmlType::Q4K
-            | GgmlType::Q5K
-            | GgmlType::Q6K
-            | GgmlType::Iq4Nl => 1,
-        }
+        self.form.block_bytes() * self.height
     }
 
     /// Where byte `at` of the block of row `row` lies in a unit.
     const fn place(self, row: usize, at: usize) -> usize {
-        let scalar_bytes = 2 * self.scalars();
+        let scalar_bytes = 2 * self.form.scalars();
         if at < scalar_bytes {
             (at / 2) * 2 * self.height + row * 2 + at % 2
         } else {
@@ -101,7 +64,7 @@ impl TileShape {
 
     /// What byte `at` of a block is changed by on its way in and out.
     const fn flip(self, at: usize) -> u8 {
-        if matches!(self.ggml_type, GgmlType::Q8_0) && self.plus_128 && at >= 2 {
+        if matches!(self.form, Form::Q8_0) && self.plus_128 && at >= 2 {
             0x80
         } else {
             0
@@ -112,7 +75,7 @@ impl TileShape {
 impl Tiles {
     /// Repacks the rows of a matrix, `row_bytes` each.
     pub(crate) fn pack(shape: TileShape, row_bytes: usize, bytes: &[u8]) -> Self {
-        let block_bytes = shape.ggml_type.block_bytes();
+        let block_bytes = shape.form.block_bytes();
         let rows = bytes.len() / row_bytes;
         let tile_bytes = row_bytes * shape.height;
         let tile_count = rows.div_ceil(shape.height);
@@ -148,7 +111,7 @@ impl Tiles {
 
     /// Whether the product takes 8-bit activations.
     pub(crate) fn quantized(&self) -> bool {
-        self.shape.ggml_type.block_len() > 1
+        self.shape.form.block_len() > 1
     }
 
     /// How the units lie.
@@ -167,11 +130,11 @@ impl Tiles {
         &bytes[index * self.tile_bytes..][..self.tile_bytes]
     }
 
-    /// Calls `f` with each block of a row, as in the file.
+    /// Calls `f` with each block of a row.
     pub(crate) fn for_blocks(&self, row: usize, mut f: impl FnMut(usize, &[u8])) {
         let shape = self.shape;
         let mut block = [0; 64];
-        let block = &mut block[..shape.ggml_type.block_bytes()];
+        let block = &mut block[..shape.form.block_bytes()];
         let tile = self.tile(row / shape.height);
         for (index, unit) in tile.chunks_exact(shape.unit_bytes()).enumerate() {
             for (at, byte) in block.iter_mut().enumerate() {
@@ -190,12 +153,11 @@ mod tests {
     proptest! {
         #[test]
         fn blocks_come_back_as_they_went_in(
-            type_index in 0..GgmlType::ALL.len(), tall: bool, plus_128: bool,
+            form in prop::sample::select(Form::ALL.to_vec()), tall: bool, plus_128: bool,
             rows in 1_usize..40, blocks in 1_usize..5, seed: u64,
         ) {
-            let ggml_type = TileShape::type_of(GgmlType::ALL[type_index]);
-            let shape = TileShape { ggml_type, height: if tall { 16 } else { 8 }, plus_128 };
-            let row_bytes = blocks * ggml_type.block_bytes();
+            let shape = TileShape { form, height: if tall { 16 } else { 8 }, plus_128 };
+            let row_bytes = blocks * form.block_bytes();
             let bytes: Vec<u8> = (0..(rows * row_bytes) as u64)
                 .map(|i| (seed.wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
                 .collect();
@@ -210,20 +172,17 @@ mod tests {
 
     #[test]
     fn no_two_bytes_of_a_unit_share_a_place() {
-        for ggml_type in GgmlType::ALL.map(TileShape::type_of) {
+        for form in Form::ALL {
             let shape = TileShape {
-                ggml_type,
+                form,
                 height: 16,
                 plus_128: true,
             };
             let mut places: Vec<usize> = (0..16)
-                .flat_map(|row| (0..ggml_type.block_bytes()).map(move |at| shape.place(row, at)))
+                .flat_map(|row| (0..form.block_bytes()).map(move |at| shape.place(row, at)))
                 .collect();
             places.sort_unstable();
-            assert!(
-                places.into_iter().eq(0..shape.unit_bytes()),
-                "{ggml_type:?}"
-            );
+            assert!(places.into_iter().eq(0..shape.unit_bytes()), "{form:?}");
         }
     }
 }

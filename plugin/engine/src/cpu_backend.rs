@@ -268,6 +268,10 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn verifies(&self) -> bool {
+        true
+    }
+
     fn advance(
         &mut self,
         step: StepId,

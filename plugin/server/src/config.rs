@@ -80,6 +80,8 @@ pub struct Config {
     pub target_step_ms: u32,
     /// Steps launched before the first has finished.
     pub max_in_flight: u8,
+    /// Tokens guessed from the request's own text and verified in one step; 0 is off.
+    pub prompt_lookup: u8,
     /// Prompt and answer together; `None` is the model's own limit.
     pub max_model_len: Option<u32>,
     /// Tokens of an answer; `None` is what fits the model.
@@ -222,6 +224,7 @@ impl Config {
             step_tokens: options.step_tokens.unwrap_or(512),
             target_step_ms: options.target_step_ms.unwrap_or(100),
             max_in_flight: options.max_in_flight.unwrap_or(1),
+            prompt_lookup: options.prompt_lookup.unwrap_or(8),
             max_model_len: options.max_model_len,
             max_output_tokens: options.max_output_tokens,
             policy: options.policy.unwrap_or(EvictionName::Agent),
@@ -297,6 +300,7 @@ impl Config {
             step_tokens: Some(self.step_tokens),
             target_step_ms: Some(self.target_step_ms),
             max_in_flight: Some(self.max_in_flight),
+            prompt_lookup: Some(self.prompt_lookup),
             max_model_len: self.max_model_len,
             max_output_tokens: self.max_output_tokens,
             policy: Some(self.policy),
@@ -395,6 +399,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("step-tokens", options.step_tokens, 1, 65536)?;
     in_range("target-step-ms", options.target_step_ms, 0, 60_000)?;
     in_range("max-in-flight", options.max_in_flight, 1, 2)?;
+    in_range("prompt-lookup", options.prompt_lookup, 0, 32)?;
     in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
     in_range("max-output-tokens", options.max_output_tokens, 1, 1 << 24)?;
     in_range("program-wait-s", options.program_wait_s, 0.0, 1e6)?;

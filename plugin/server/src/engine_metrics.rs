@@ -82,6 +82,15 @@ fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<
     )?;
     let help = "Tokens taken over from requests that computed them meanwhile";
     counter(to, "shared_tokens", help, sum(|stats| stats.shared_tokens))?;
+    let help = "Tokens guessed from the text of their request and verified";
+    counter(
+        to,
+        "guessed_tokens",
+        help,
+        sum(|stats| stats.guessed_tokens),
+    )?;
+    let help = "Of those, right ones";
+    counter(to, "right_guesses", help, sum(|stats| stats.right_guesses))?;
     let help = "Requests waiting for a seat";
     gauge(
         to,

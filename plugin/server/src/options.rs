@@ -165,6 +165,10 @@ options! {
     /// Steps launched before the first has finished [default: 1]
     #[arg(long, env = "ROOTSTOCK_MAX_IN_FLIGHT", value_name = "COUNT")]
     max_in_flight: u8,
+    /// Tokens that an answer may guess from what was said before and verify in one step, where
+    /// that pays; texts stay the same; 0 is off; CPU only [default: 8]
+    #[arg(long, env = "ROOTSTOCK_PROMPT_LOOKUP", value_name = "TOKENS")]
+    prompt_lookup: u8,
     /// Prompt and answer together, in tokens [default: what the model was trained for]
     #[arg(long, env = "ROOTSTOCK_MAX_MODEL_LEN", value_name = "TOKENS")]
     max_model_len: u32,

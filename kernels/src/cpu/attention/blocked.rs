@@ -232,17 +232,44 @@ impl<'a> TaskKernel<'a> {
             *q = &self.workspace.q[(query + i) * head_dim..][..head_dim];
         }
         let lines = limits[MB - 1].div_ceil(LANES);
-        for line in 0..lines {
-            let keys = &self.workspace.keys[line * head_dim..][..head_dim];
-            let mut sums = [l.splat(0.0); MB];
-            for (dim, key) in keys.iter().enumerate() {
-                let key = l.load(key);
-                for i in 0..MB {
-                    sums[i] = l.mul_add(l.splat(q[i][dim]), key, sums[i]);
+        let mut line = 0;
+        while L::ROOMY && line + 2 <= lines {
+            self.score_lines::<L, MB, 2>(l, &q, line, scores);
+            line += 2;
+        }
+        while line < lines {
+            self.score_lines::<L, MB, 1>(l, &q, line, scores);
+            line += 1;
+        }
+    }
+
+    /// Scores of `NT` lines of keys, from `line` on.
+    #[inline(always)]
+    fn score_lines<L: Lanes, const MB: usize, const NT: usize>(
+        &self,
+        l: L,
+        q: &[&[f32]; MB],
+        line: usize,
+        scores: &mut [[f32; BLOCK]; MB],
+    ) {
+        let head_dim = self.head_dim();
+        let mut keys: [&[Line]; NT] = [&[]; NT];
+        for (index, keys) in (line..).zip(&mut keys) {
+            *keys = &self.workspace.keys[index * head_dim..][..head_dim];
+        }
+        let mut sums = [[l.splat(0.0); NT]; MB];
+        for dim in 0..head_dim {
+            for (sums, q) in sums.iter_mut().zip(q) {
+                let q = l.splat(q[dim]);
+                for (sum, keys) in sums.iter_mut().zip(&keys) {
+                    *sum = l.mul_add(q, l.load(&keys[dim]), *sum);
                 }
             }
-            for i in 0..MB {
-                l.store(sums[i], &mut scores[i].as_chunks_mut().0[line]);
+        }
+        for (scores, sums) in scores.iter_mut().zip(sums) {
+            let lines = scores.as_chunks_mut().0[line..].iter_mut();
+            for (score, sum) in lines.zip(sums) {
+                l.store(sum, score);
             }
         }
     }
@@ -257,30 +284,57 @@ impl<'a> TaskKernel<'a> {
         (weights, keeps): (&[[f32; BLOCK]; MB], &[L::F; MB]),
     ) {
         let head_lines = self.head_dim() / LANES;
+        let mut line = 0;
+        while L::ROOMY && line + 2 <= head_lines {
+            self.weigh_lines::<L, MB, 2>(l, (query, line), limits, (weights, keeps));
+            line += 2;
+        }
+        while line < head_lines {
+            self.weigh_lines::<L, MB, 1>(l, (query, line), limits, (weights, keeps));
+            line += 1;
+        }
+    }
+
+    /// The same for `NT` lines of dimensions.
+    #[inline(always)]
+    fn weigh_lines<L: Lanes, const MB: usize, const NT: usize>(
+        &self,
+        l: L,
+        (query, line): (usize, usize),
+        limits: [usize; MB],
+        (weights, keeps): (&[[f32; BLOCK]; MB], &[L::F; MB]),
+    ) {
         // Limits ascend with the queries.
         let common = limits[0].min(BLOCK);
-        for line in 0..head_lines {
-            let mut sums = *keeps;
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let so_far = &self.output(query + i).as_chunks::<LANES>().0[line];
-                *sums = l.mul(l.load(so_far), *sums);
+        let mut sums = [[l.splat(0.0); NT]; MB];
+        for (i, (sums, keep)) in sums.iter_mut().zip(keeps).enumerate() {
+            let so_far = &self.output(query + i).as_chunks::<LANES>().0[line..];
+            for (sum, so_far) in sums.iter_mut().zip(so_far) {
+                *sum = l.mul(l.load(so_far), *keep);
             }
-            let values = &self.workspace.values[line * BLOCK..][..BLOCK];
-            for (key, value) in values[..common].iter().enumerate() {
-                let value = l.load(value);
-                for i in 0..MB {
-                    sums[i] = l.mul_add(l.splat(weights[i][key]), value, sums[i]);
+        }
+        let mut values: [&[Line]; NT] = [&[]; NT];
+        for (index, values) in (line..).zip(&mut values) {
+            *values = &self.workspace.values[index * BLOCK..][..BLOCK];
+        }
+        for key in 0..common {
+            for (sums, weights) in sums.iter_mut().zip(weights) {
+                let weight = l.splat(weights[key]);
+                for (sum, values) in sums.iter_mut().zip(&values) {
+                    *sum = l.mul_add(weight, l.load(&values[key]), *sum);
                 }
             }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                for key in common..limits[i] {
-                    let value = l.load(&values[key]);
-                    *sums = l.mul_add(l.splat(weights[i][key]), value, *sums);
+        }
+        for (i, sums) in sums.iter_mut().enumerate() {
+            for key in common..limits[i] {
+                let weight = l.splat(weights[i][key]);
+                for (sum, values) in sums.iter_mut().zip(&values) {
+                    *sum = l.mul_add(weight, l.load(&values[key]), *sum);
                 }
-                l.store(
-                    *sums,
-                    &mut self.output(query + i).as_chunks_mut::<LANES>().0[line],
-                );
+            }
+            let out = &mut self.output(query + i).as_chunks_mut::<LANES>().0[line..];
+            for (out, sum) in out.iter_mut().zip(*sums) {
+                l.store(sum, out);
             }
         }
     }

@@ -31,6 +31,7 @@ impl Lanes for Avx2 {
     type D8 = __m256i;
 
     const ROWS: usize = 8;
+    const ROOMY: bool = false;
     const PLUS_128: bool = false;
 
     #[inline]
@@ -83,6 +84,10 @@ impl Lanes for Avx2 {
         fn dot8_zero() -> __m256i;
         fn dot8(sum: __m256i, weights: [__m256i; 2], x: i32) -> __m256i;
         fn dot8_rows(sum: __m256i, x_sum: i32) -> __m256;
+        fn dot8_less(sum: __m256i, offset: i32) -> __m256;
+        fn unsigned(x: __m256i) -> [__m256i; 2];
+        fn lookup(table: &[i8; 16], x: __m256i) -> [__m256i; 2];
+        fn with_fifth(nibbles: __m256i, bits: __m256i, group: usize) -> __m256i;
     }
 }
 
@@ -356,6 +361,31 @@ mod ops {
 
         fn dot8_rows(sum: __m256i, _x_sum: i32) -> __m256 {
             _mm256_cvtepi32_ps(sum)
+        }
+
+        fn dot8_less(sum: __m256i, offset: i32) -> __m256 {
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(offset)))
+        }
+
+        fn unsigned(x: __m256i) -> [__m256i; 2] {
+            [x, x]
+        }
+
+        fn lookup(table: &[i8; 16], x: __m256i) -> [__m256i; 2] {
+            // SAFETY: the array holds the 16 bytes that are read.
+            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+            let x = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
+            [x, _mm256_abs_epi8(x)]
+        }
+
+        fn with_fifth(nibbles: __m256i, bits: __m256i, group: usize) -> __m256i {
+            let by = |count: usize| _mm256_set1_epi32(count as i32);
+            let bits = if group < 4 {
+                _mm256_sllv_epi32(bits, by(4 - group))
+            } else {
+                _mm256_srlv_epi32(bits, by(group - 4))
+            };
+            _mm256_or_si256(nibbles, _mm256_and_si256(bits, _mm256_set1_epi8(16)))
         }
     }
 

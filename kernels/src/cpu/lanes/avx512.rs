@@ -28,6 +28,7 @@ impl Lanes for Avx512 {
     type D8 = __m512i;
 
     const ROWS: usize = 16;
+    const ROOMY: bool = true;
     const PLUS_128: bool = true;
 
     #[inline]
@@ -80,6 +81,10 @@ impl Lanes for Avx512 {
         fn dot8_zero() -> __m512i;
         fn dot8(sum: __m512i, weights: __m512i, x: i32) -> __m512i;
         fn dot8_rows(sum: __m512i, x_sum: i32) -> __m512;
+        fn dot8_less(sum: __m512i, offset: i32) -> __m512;
+        fn unsigned(x: __m512i) -> __m512i;
+        fn lookup(table: &[i8; 16], x: __m512i) -> __m512i;
+        fn with_fifth(nibbles: __m512i, bits: __m512i, group: usize) -> __m512i;
     }
 }
 
@@ -313,8 +318,32 @@ mod ops {
         }
 
         fn dot8_rows(sum: __m512i, x_sum: i32) -> __m512 {
-            let offset = _mm512_set1_epi32(128 * x_sum);
-            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, offset))
+            dot8_less(sum, 128 * x_sum)
+        }
+
+        fn dot8_less(sum: __m512i, offset: i32) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(offset)))
+        }
+
+        fn unsigned(x: __m512i) -> __m512i {
+            x
+        }
+
+        fn lookup(table: &[i8; 16], x: __m512i) -> __m512i {
+            // SAFETY: the array holds the 16 bytes that are read.
+            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+            let plus_128 = _mm_xor_si128(table, _mm_set1_epi8(-128));
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(plus_128), x)
+        }
+
+        fn with_fifth(nibbles: __m512i, bits: __m512i, group: usize) -> __m512i {
+            let by = |count: usize| _mm512_set1_epi32(count as i32);
+            let bits = if group < 4 {
+                _mm512_sllv_epi32(bits, by(4 - group))
+            } else {
+                _mm512_srlv_epi32(bits, by(group - 4))
+            };
+            _mm512_or_si512(nibbles, _mm512_and_si512(bits, _mm512_set1_epi8(16)))
         }
     }
 }

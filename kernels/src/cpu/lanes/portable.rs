@@ -27,6 +27,7 @@ impl Lanes for Portable {
     type D8 = Rows<i32>;
 
     const ROWS: usize = LANES;
+    const ROOMY: bool = true;
     const PLUS_128: bool = true;
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -169,5 +170,19 @@ impl Lanes for Portable {
     }
     fn dot8_rows(self, sum: Self::D8, x_sum: i32) -> Line {
         each(|i| (sum[i] - 128 * x_sum) as f32)
+    }
+    fn dot8_less(self, sum: Self::D8, offset: i32) -> Line {
+        each(|i| (sum[i] - offset) as f32)
+    }
+    fn unsigned(self, x: Self::B) -> Self::S {
+        x
+    }
+    fn lookup(self, table: &[i8; 16], x: Self::B) -> Self::S {
+        x.map(|x| x.map(|x| table[usize::from(x)].cast_unsigned() ^ 128))
+    }
+    fn with_fifth(self, nibbles: Self::B, bits: Self::B, group: usize) -> Self::B {
+        std::array::from_fn(|row| {
+            std::array::from_fn(|i| nibbles[row][i] | (bits[row][i] >> group & 1) << 4)
+        })
     }
 }

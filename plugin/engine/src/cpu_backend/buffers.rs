@@ -3,6 +3,8 @@
 use rootstock::radix::Token;
 use rootstock_kernels::{KvRow, RopeAngles, SampleScratch, Scratch};
 
+use super::sampling::Site;
+
 /// Activations and index lists of one step. `n` is the number of tokens of the step.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
@@ -14,7 +16,7 @@ pub(super) struct Buffers {
     pub(super) starts: Vec<Option<usize>>,
     /// Hidden state `[n][dim]`.
     pub(super) x: Vec<f32>,
-    /// Normed hidden state, later the result of a projection back to `dim`, `[n][dim]`.
+    /// Hidden states of the rows whose logits are computed, `[m][dim]`.
     pub(super) h: Vec<f32>,
     /// Query heads `[n][heads * head_dim]`.
     pub(super) q: Vec<f32>,
@@ -34,6 +36,8 @@ pub(super) struct Buffers {
     pub(super) angles: RopeAngles,
     /// The kernels' own.
     pub(super) scratch: Scratch,
+    /// Where the step draws.
+    pub(super) sites: Vec<Site>,
     /// The sampler's own.
     pub(super) sampler: SampleScratch,
     /// Spare memory of the list of KV rows, empty between steps.

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 use rootstock::StepError;
 use rootstock::scheduler::{RowInput, StepPlan};
 use rootstock_kernels::{
-    AttentionArgs, KernelError, KvRow, KvView, add, attention, matmul, matmul_group, qk_norm,
-    rms_norm, rope, silu_mul, store_kv,
+    AttentionArgs, HeadArgs, Heads, Input, KernelError, KvRow, KvView, Product, attention,
+    place_heads, products,
 };
 
 use super::buffers::sized;
@@ -43,7 +43,7 @@ impl CpuBackend {
                 .filter(|(start, _)| start.is_some())
                 .map(|(_, row)| KvRow {
                     first_pos: row.first_pos,
-                    len: row.len,
+                    len: row.len + row.guess_count(),
                     pages: plan.row_pages(row),
                 }),
         );
@@ -81,7 +81,9 @@ impl CpuBackend {
             if let (Some(token), Some(slot)) = (first, b.tokens.get_mut(start)) {
                 *slot = token;
             }
-            b.positions.extend(row.first_pos..row.first_pos + row.len);
+            b.tokens.extend_from_slice(plan.row_guesses(row));
+            let end = row.first_pos + row.len + row.guess_count();
+            b.positions.extend(row.first_pos..end);
         }
     }
 
@@ -133,81 +135,68 @@ impl CpuBackend {
         let isa = self.model.isa();
         let b = &mut self.buffers;
         let x = sized(&mut b.x, n * config.dim as usize);
-        let h = sized(&mut b.h, n * config.dim as usize);
         let q = sized(&mut b.q, n * config.q_width());
         let k = sized(&mut b.k, n * config.kv_width());
         let v = sized(&mut b.v, n * config.kv_width());
-        rms_norm(isa, x, &layer.attn_norm, config.eps, h)?;
-        let group: &mut [(&_, &mut [f32])] = &mut [
-            (&layer.q.weight, &mut *q),
-            (&layer.k.weight, &mut *k),
-            (&layer.v.weight, &mut *v),
+        let normed = Input::Normed {
+            x,
+            weight: &layer.attn_norm,
+            eps: config.eps,
+        };
+        let group = &mut [
+            layer.q.product(&mut *q),
+            layer.k.product(&mut *k),
+            layer.v.product(&mut *v),
         ];
-        matmul_group(&self.pool, group, h, n, &mut b.scratch)?;
-        add_bias(q, &layer.q);
-        add_bias(k, &layer.k);
-        add_bias(v, &layer.v);
-        if let Some(weight) = &layer.q_norm {
-            qk_norm(isa, q, weight, config.eps)?;
-        }
-        if let Some(weight) = &layer.k_norm {
-            qk_norm(isa, k, weight, config.eps)?;
-        }
-        let style = self.model.rope.style;
-        let head_dim = config.head_dim as usize;
-        rope(style, &b.angles, q, head_dim)?;
-        rope(style, &b.angles, k, head_dim)?;
+        products(&self.pool, group, normed, n, &mut b.scratch)?;
         let att = sized(&mut b.att, n * config.q_width());
         {
             let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
             let mut kv = KvView::of(&mut arena)?;
-            store_kv(isa, &mut kv, index, rows, k, v)?;
-            let heads = config.heads;
-            let scale = 1.0 / (config.head_dim as f32).sqrt();
+            let args = HeadArgs {
+                isa,
+                layer: index,
+                rows,
+                style: self.model.rope.style,
+                angles: &b.angles,
+                q_norm: layer.q_norm.as_deref(),
+                k_norm: layer.k_norm.as_deref(),
+                eps: config.eps,
+            };
+            let heads = Heads { q: &mut *q, k, v };
+            place_heads(&self.pool, &args, &mut kv, heads)?;
             let args = AttentionArgs {
                 isa,
                 kv: &kv,
                 layer: index,
-                heads,
-                scale,
+                heads: config.heads,
+                scale: 1.0 / (config.head_dim as f32).sqrt(),
                 rows,
                 q,
             };
             attention(&self.pool, &args, att, &mut b.scratch)?;
         }
-        matmul(
-            &self.pool,
-            &layer.attn_out.weight,
-            att,
-            n,
-            h,
-            &mut b.scratch,
-        )?;
-        add_bias(h, &layer.attn_out);
-        add(isa, x, h)
+        let group = &mut [layer.attn_out.product_onto(x)];
+        products(&self.pool, group, Input::Rows(att), n, &mut b.scratch)
     }
 
     /// The feed-forward half of a layer.
     fn feed_forward(&mut self, layer: &Layer, n: usize) -> Result<(), KernelError> {
         let config = self.model.config();
-        let isa = self.model.isa();
         let b = &mut self.buffers;
         let x = sized(&mut b.x, n * config.dim as usize);
-        let h = sized(&mut b.h, n * config.dim as usize);
         let gate = sized(&mut b.gate, n * config.ffn as usize);
         let up = sized(&mut b.up, n * config.ffn as usize);
-        rms_norm(isa, x, &layer.ffn_norm, config.eps, h)?;
-        let group: &mut [(&_, &mut [f32])] = &mut [
-            (&layer.gate.weight, &mut *gate),
-            (&layer.up.weight, &mut *up),
-        ];
-        matmul_group(&self.pool, group, h, n, &mut b.scratch)?;
-        add_bias(gate, &layer.gate);
-        add_bias(up, &layer.up);
-        silu_mul(isa, gate, up)?;
-        matmul(&self.pool, &layer.down.weight, gate, n, h, &mut b.scratch)?;
-        add_bias(h, &layer.down);
-        add(isa, x, h)
+        let normed = Input::Normed {
+            x,
+            weight: &layer.ffn_norm,
+            eps: config.eps,
+        };
+        let group = &mut [layer.gate.product(&mut *gate), layer.up.product(&mut *up)];
+        products(&self.pool, group, normed, n, &mut b.scratch)?;
+        let group = &mut [layer.down.product_onto(x)];
+        let gated = Input::Gated { gate, up };
+        products(&self.pool, group, gated, n, &mut b.scratch)
     }
 
     /// Logits of up to `LOGIT_ROWS` tokens of the step, given by index, into `buffers.logits`.
@@ -219,16 +208,21 @@ impl CpuBackend {
         let h = sized(&mut b.h, m * dim);
         for (&token, row) in tokens.iter().zip(h.chunks_exact_mut(dim)) {
             let x = b.x.get(token * dim..(token + 1) * dim).unwrap_or_default();
-            rms_norm(
-                self.model.isa(),
-                x,
-                &self.model.output_norm,
-                config.eps,
-                row,
-            )?;
+            row.copy_from_slice(x);
         }
+        let normed = Input::Normed {
+            x: h,
+            weight: &self.model.output_norm,
+            eps: config.eps,
+        };
         let logits = sized(&mut b.logits, m * vocab);
-        matmul(&self.pool, self.model.head(), h, m, logits, &mut b.scratch)?;
+        let product = Product {
+            matrix: self.model.head(),
+            bias: None,
+            out: &mut *logits,
+            adds: false,
+        };
+        products(&self.pool, &mut [product], normed, m, &mut b.scratch)?;
         Ok(logits)
     }
 
@@ -247,13 +241,22 @@ impl CpuBackend {
     }
 }
 
-/// Adds the bias, if there is one, to each row of `[n][out]`.
-fn add_bias(rows: &mut [f32], linear: &Linear) {
-    if let Some(bias) = &linear.bias {
-        for row in rows.chunks_exact_mut(bias.len()) {
-            for (value, bias) in row.iter_mut().zip(bias) {
-                *value += bias;
-            }
+impl Linear {
+    /// The product with this matrix, bias included.
+    fn product<'a>(&'a self, out: &'a mut [f32]) -> Product<'a> {
+        Product {
+            matrix: &self.weight,
+            bias: self.bias.as_deref(),
+            out,
+            adds: false,
+        }
+    }
+
+    /// The same, added to what is in `out`.
+    fn product_onto<'a>(&'a self, out: &'a mut [f32]) -> Product<'a> {
+        Product {
+            adds: true,
+            ..self.product(out)
         }
     }
 }

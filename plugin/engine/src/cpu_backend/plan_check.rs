@@ -36,10 +36,22 @@ fn check_row(plan: &StepPlan, row: &Row, limits: &Limits) -> Result<(), String> 
     if tokens.len() != row.len as usize || tokens.is_empty() {
         return Err(format!("{} tokens for {} positions", tokens.len(), row.len));
     }
+    let guesses = plan
+        .tokens
+        .get(row.guesses.start as usize..row.guesses.end as usize)
+        .ok_or_else(|| format!("guesses {:?} of {}", row.guesses, plan.tokens.len()))?;
+    if guesses.len() > usize::from(row.drafts) {
+        return Err(format!(
+            "{} guesses where {} may be",
+            guesses.len(),
+            row.drafts
+        ));
+    }
     let given = usize::from(row.input != RowInput::Known);
     if let Some(token) = tokens
         .iter()
         .skip(given)
+        .chain(guesses)
         .find(|&&token| token >= limits.vocab)
     {
         return Err(format!("token {token} of a vocabulary of {}", limits.vocab));
@@ -48,7 +60,7 @@ fn check_row(plan: &StepPlan, row: &Row, limits: &Limits) -> Result<(), String> 
         .page_tables
         .get(row.pages.start as usize..row.pages.end as usize)
         .ok_or_else(|| format!("page table {:?} of {}", row.pages, plan.page_tables.len()))?;
-    let positions = u64::from(row.first_pos) + u64::from(row.len);
+    let positions = u64::from(row.first_pos) + u64::from(row.len) + guesses.len() as u64;
     let needed = positions.div_ceil(u64::from(limits.page_tokens));
     if (pages.len() as u64) < needed {
         return Err(format!(

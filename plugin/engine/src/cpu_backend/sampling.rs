@@ -1,80 +1,114 @@
 //! From the hidden states of a step to one drawn token per sampling row.
 
 use rootstock::StepError;
-use rootstock::scheduler::{Logprobs, Row, RowOut, SampleSpec, StepOutput, StepPlan, TokenLogprob};
+use rootstock::scheduler::{Logprobs, RowOut, SampleSpec, StepOutput, StepPlan, TokenLogprob};
 use rootstock_kernels::{KernelError, SampleArgs, SampleScratch, sample};
 
 use super::{CpuBackend, failed};
 
+/// A position whose logits are drawn from: the last of a row, or one of its guesses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site {
+    /// Row of the plan.
+    row: usize,
+    /// Guesses of the row before it.
+    guesses: u32,
+    /// Token of the step.
+    token: usize,
+}
+
 impl CpuBackend {
     /// Draws for each row that samples; the others, and rows left out, answer with no token.
+    ///
+    /// A row with guesses draws at its own end first, then after each guess as long as the token
+    /// drawn before was the guessed one: the same draws from the same logits as in as many steps.
     pub(super) fn sample_rows(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         let mut output = StepOutput {
             rows: vec![RowOut::default(); plan.rows.len()],
         };
-        let vocab = self.caps.vocab as usize;
-        let mut at = 0;
-        while at < plan.rows.len() {
-            let mut last = [0_usize; Self::logit_rows()];
-            let mut rows = [0_usize; Self::logit_rows()];
-            let mut count = 0;
-            for (slot, row) in last.iter_mut().zip(&mut rows) {
-                let Some((index, token)) = self.next_sampling(plan, at) else {
-                    at = plan.rows.len();
-                    break;
-                };
-                (*slot, *row) = (token, index);
-                at = index + 1;
-                count += 1;
-            }
-            let (Some(last), Some(rows)) = (last.get(..count), rows.get(..count)) else {
-                break;
-            };
-            if count == 0 {
-                break;
-            }
-            self.logits_of(last).map_err(failed(plan.id))?;
-            let b = &mut self.buffers;
-            for (&index, logits) in rows.iter().zip(b.logits.chunks_exact_mut(vocab)) {
-                let (Some(row), Some(out)) = (plan.rows.get(index), output.rows.get_mut(index))
-                else {
-                    continue;
-                };
-                if let Some(spec) = &row.sample {
-                    let index = spec.output_index;
-                    let masks = self.masks.as_deref();
-                    let mask = masks.and_then(|masks| masks.allowed(row.request, index));
-                    *out = draw(spec, logits, mask.as_deref(), &mut b.sampler)
-                        .map_err(failed(plan.id))?;
-                    if let (Some(masks), Some(token)) = (masks, out.accepted.last()) {
-                        masks.drawn(row.request, index, *token);
-                    }
-                }
-            }
-        }
+        let mut sites = std::mem::take(&mut self.buffers.sites);
+        self.list_sites(plan, &mut sites);
+        let drawn = sites
+            .chunks(Self::logit_rows())
+            .try_for_each(|sites| self.draw_sites(plan, sites, &mut output));
+        self.buffers.sites = sites;
+        drawn.map_err(failed(plan.id))?;
         Ok(output)
     }
 
-    /// The next row from `at` on that samples, with the index of its last token in the step.
-    fn next_sampling(&self, plan: &StepPlan, at: usize) -> Option<(usize, usize)> {
-        let ends = |(index, (row, start)): (usize, (&Row, &Option<usize>))| {
-            let start = (*start)?;
-            row.sample
-                .as_ref()
-                .map(|_| (index, start + row.len as usize - 1))
-        };
-        plan.rows
-            .iter()
-            .zip(&self.buffers.starts)
-            .enumerate()
-            .skip(at)
-            .find_map(ends)
+    fn list_sites(&self, plan: &StepPlan, sites: &mut Vec<Site>) {
+        sites.clear();
+        for (index, (row, start)) in plan.rows.iter().zip(&self.buffers.starts).enumerate() {
+            let (Some(start), Some(_)) = (*start, &row.sample) else {
+                continue;
+            };
+            let last = start + row.len as usize - 1;
+            let ends = (last..).zip(0..=row.guess_count());
+            sites.extend(ends.map(|(token, guesses)| Site {
+                row: index,
+                guesses,
+                token,
+            }));
+        }
+    }
+
+    fn draw_sites(
+        &mut self,
+        plan: &StepPlan,
+        sites: &[Site],
+        output: &mut StepOutput,
+    ) -> Result<(), KernelError> {
+        let vocab = self.caps.vocab as usize;
+        let mut tokens = [0; Self::logit_rows()];
+        for (token, site) in tokens.iter_mut().zip(sites) {
+            *token = site.token;
+        }
+        self.logits_of(tokens.get(..sites.len()).unwrap_or_default())?;
+        let b = &mut self.buffers;
+        for (site, logits) in sites.iter().zip(b.logits.chunks_exact_mut(vocab)) {
+            let (Some(row), Some(out)) = (plan.rows.get(site.row), output.rows.get_mut(site.row))
+            else {
+                continue;
+            };
+            let Some(spec) = &row.sample else { continue };
+            let before = plan.row_guesses(row).get(..site.guesses as usize);
+            if before != Some(out.accepted.as_slice()) {
+                continue;
+            }
+            let index = spec.output_index + site.guesses;
+            let masks = self.masks.as_deref();
+            let mask = masks.and_then(|masks| masks.allowed(row.request, index));
+            let drawn = draw_at((spec, index), logits, mask.as_deref(), &mut b.sampler)?;
+            if let (Some(masks), Some(token)) = (masks, drawn.accepted.last()) {
+                masks.drawn(row.request, index, *token);
+            }
+            out.accepted.extend(drawn.accepted);
+            match (&mut out.logprobs, drawn.logprobs) {
+                (Some(all), Some(new)) => all.tokens.extend(new.tokens),
+                (none, new) => *none = new,
+            }
+        }
+        Ok(())
     }
 }
 
 /// Draws one token as a plan asks for it.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "the CUDA backend draws so")
+)]
 pub(crate) fn draw(
     spec: &SampleSpec,
+    logits: &mut [f32],
+    mask: Option<&[u32]>,
+    scratch: &mut SampleScratch,
+) -> Result<RowOut, KernelError> {
+    draw_at((spec, spec.output_index), logits, mask, scratch)
+}
+
+/// The same for another output of the request.
+fn draw_at(
+    (spec, output_index): (&SampleSpec, u32),
     logits: &mut [f32],
     mask: Option<&[u32]>,
     scratch: &mut SampleScratch,
@@ -95,7 +129,7 @@ pub(crate) fn draw(
         top_p: params.top_p,
         min_p: params.min_p,
         seed: params.seed,
-        output_index: spec.output_index,
+        output_index,
         repetition_penalty: params.repetition_penalty,
         frequency_penalty: params.frequency_penalty,
         presence_penalty: params.presence_penalty,

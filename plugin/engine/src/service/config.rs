@@ -163,6 +163,9 @@ pub struct ServiceConfig {
     pub batch_invariant: bool,
     /// Steps in flight, 1 or 2.
     pub max_in_flight: u8,
+    /// Tokens that a request may guess from its own text and verify in one step, where that pays;
+    /// 0 is off. On the CPU; other backends do not verify guesses.
+    pub prompt_lookup: u8,
     /// Tokens a step may compute.
     pub step_tokens: u32,
     /// Milliseconds a step should take, by what earlier steps took; 0: `step_tokens` alone.
@@ -220,6 +223,7 @@ impl Default for ServiceConfig {
             device: DeviceChoice::Cpu,
             batch_invariant: false,
             max_in_flight: 1,
+            prompt_lookup: 8,
             step_tokens: scheduler.step_tokens,
             target_step_ms: scheduler.target_step_ms,
             max_running: scheduler.max_running,
@@ -357,6 +361,8 @@ impl ServiceConfig {
                 program_wait_s: self.program_wait_s,
                 preempt_gap: self.preempt_gap,
                 max_in_flight: self.max_in_flight,
+                max_drafts: self.prompt_lookup,
+                prompt_lookup: true,
                 queue_timeout_s: self.queue_timeout_s,
                 copy_ns: if self.free_copies { 0 } else { COPY_NS },
                 copy_ns_per_page: if self.free_copies { 0 } else { page.copy_ns },

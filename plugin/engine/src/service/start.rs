@@ -201,6 +201,9 @@ impl Service {
         let max_model_len = config.model_len(identity.context);
         let mut core_config = config.core(tiers, page, max_model_len);
         core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
+        if !backends.iter().all(|backend| backend.verifies()) {
+            core_config.scheduler.max_drafts = 0;
+        }
         let mut core = ServingCore::new(core_config)?;
         if let Some(sink) = config.journal.take() {
             let journal = Journal::new(sink.writer, core.config(), sink.limits)?;
