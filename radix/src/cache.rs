@@ -342,6 +342,8 @@ impl PrefixCache {
             uncached_pages: self.uncached_pages,
             copies_under_way: narrow(self.flights.under_way()),
             copies_failed: self.flights.failed,
+            copied_down_pages: self.flights.arrived.0,
+            copied_up_pages: self.flights.arrived.1,
             copies_stray: self.flights.stray,
             pinned_pages: self.pins.pages,
             pin_budget_pages: self.pins.budget,

@@ -79,6 +79,8 @@ pub(crate) struct Flights {
     pub(crate) outbox: Vec<CopyPlan>,
     next: u64,
     pub(crate) failed: u64,
+    /// Pages that arrived on host, and on devices.
+    pub(crate) arrived: (u64, u64),
     pub(crate) stray: u64,
 }
 
@@ -301,6 +303,15 @@ impl PrefixCache {
             .expect("it was just found");
         self.clock += 1;
         self.flights.failed += u64::from(!done.ok);
+        if done.ok {
+            let (down, up) = &mut self.flights.arrived;
+            let counter = if Some(flight.to) == self.host {
+                down
+            } else {
+                up
+            };
+            *counter += u64::from(flight.end - flight.start);
+        }
         self.land(&flight, pages, done.ok);
         let (path, depth) = flight.path;
         if Some(flight.to) == self.host {

@@ -109,6 +109,17 @@ pub(crate) fn sequence_hash(parent: Option<u64>, local: u64) -> u64 {
     }
 }
 
+/// Chained hashes of all pages of a prompt, a last partial one too, as events would tell them.
+pub fn sequence_hashes(key: &NamespaceKey, tokens: &[Token], page_tokens: usize) -> Vec<u64> {
+    let seed = namespace_seed(key);
+    let chain = |parent: &mut Option<u64>, page: &[Token]| {
+        *parent = Some(sequence_hash(*parent, local_hash(seed, page)));
+        *parent
+    };
+    let pages = tokens.chunks(page_tokens.max(1));
+    pages.scan(None, chain).collect()
+}
+
 /// Hashes of all pages in the tree, and what is to be told.
 #[derive(Debug)]
 pub(crate) struct Events {

@@ -58,6 +58,10 @@ pub struct CacheStats {
     pub copies_under_way: u32,
     /// Counter: copies that failed.
     pub copies_failed: u64,
+    /// Counter: pages that copies brought from devices to host.
+    pub copied_down_pages: u64,
+    /// Counter: pages that copies brought from host to devices.
+    pub copied_up_pages: u64,
     /// Counter: acknowledgements of copies that were not under way.
     pub copies_stray: u64,
     /// Distinct pages pinned.

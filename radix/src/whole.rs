@@ -216,7 +216,7 @@ impl PrefixCache {
     }
 
     /// The tokens of the prefix that ends with `at`.
-    fn path_tokens(&self, mut at: u32) -> Vec<Token> {
+    pub(crate) fn path_tokens(&self, mut at: u32) -> Vec<Token> {
         let mut edges = Vec::new();
         while !self.tree.node(at).is_root() {
             edges.push(self.tree.edge(self.tree.node(at)));
