@@ -42,7 +42,7 @@ pub use clock::Clock;
 pub use config::{DeviceChoice, EightBits, JournalSink, KvEventSink, KvNews, ServiceConfig};
 pub use request::{Event, FlushError, Submission, SubmitError, Ticket};
 pub use start::ModelIdentity;
-pub use stats::{CachedTotals, Finished, Histogram, Stats};
+pub use stats::{CachedTotals, Finished, Histogram, Stats, StepClass, StepTimes};
 pub use store::StorageConfig;
 pub use visit::{EngineGone, Visit};
 

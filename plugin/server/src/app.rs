@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
+use axum::http::{Method, Response};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use rootstock::hints::Compat;
@@ -16,26 +16,24 @@ use crate::anthropic::routes as anthropic;
 use crate::chat::derived::Agents;
 use crate::chat::stream::Signs;
 use crate::config::HttpLimits;
-use crate::control::{access, actions, flush, programs, stats, storage, tree, why};
+use crate::control::{access, actions, flush, picture, programs, stats, storage, tree, why};
 use crate::engine_port::{Engine, EngineCollector};
 use crate::http::admin;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::keys::Keys;
+use crate::http::label;
 use crate::http::lifecycle::{Lifecycle, Phase};
 use crate::kind_retention::KindRetention;
 use crate::metrics::Metrics;
 use crate::openai::routes;
 use crate::openai::tokens;
+use crate::page;
+use crate::request_trace::RequestTrace;
 use crate::responses::routes as responses;
 use crate::responses::store::Store;
 
 /// Bytes of responses that are kept for `previous_response_id`.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
-
-/// Bytes of a request label that is echoed.
-const LABEL_BYTES_MAX: usize = 256;
-
-static LABEL: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What all handlers share.
 #[derive(Debug)]
@@ -64,6 +62,8 @@ pub struct App {
     pub storage_control: bool,
     /// Tokens that an answer may have at most, whatever its request says.
     pub max_output_tokens: u32,
+    /// Where ends of requests are written.
+    pub request_trace: Option<Arc<RequestTrace>>,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -91,6 +91,8 @@ pub struct ApiOptions {
     pub storage_control: bool,
     /// Tokens that an answer may have at most, whatever its request says.
     pub max_output_tokens: u32,
+    /// Where ends of requests are written.
+    pub request_trace: Option<Arc<RequestTrace>>,
 }
 
 impl Default for ApiOptions {
@@ -104,6 +106,7 @@ impl Default for ApiOptions {
             kind_retention: KindRetention::default(),
             storage_control: false,
             max_output_tokens: u32::MAX,
+            request_trace: None,
         }
     }
 }
@@ -130,9 +133,10 @@ impl App {
             kind_retention,
             storage_control,
             max_output_tokens,
+            request_trace,
         } = options;
         Arc::new(App {
-            metrics: Metrics::new(EngineCollector::new(&engine)),
+            metrics: Metrics::new(&engine.card().name, EngineCollector::new(&engine)),
             engine,
             life: Arc::default(),
             limits,
@@ -144,6 +148,7 @@ impl App {
             kind_retention,
             storage_control,
             max_output_tokens,
+            request_trace,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),
@@ -175,6 +180,7 @@ impl App {
         let near = middleware::from_fn_with_state(Arc::clone(self), access::near_or_with_key);
         let own = Router::new()
             .route("/v1/kv/actions", post(actions::route))
+            .route("/v1/kv/picture", get(picture::route))
             .route("/v1/kv/programs", get(programs::route))
             .route("/v1/kv/tree", get(tree::route))
             .route("/v1/kv/why/{request}", get(why::route))
@@ -182,7 +188,8 @@ impl App {
         Router::new()
             .merge(everybodys)
             .merge(own)
-            .route("/", get(admin::root))
+            .route("/", get(page::root))
+            .route("/page/{file}", get(page::part))
             .route("/health", get(admin::health))
             .route("/ready", get(admin::ready))
             .route("/metrics", get(admin::metrics))
@@ -203,20 +210,12 @@ impl App {
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
             .layer(middleware::from_fn_with_state(Arc::clone(self), check_key))
-            .layer(middleware::from_fn(echo_label))
+            .layer(middleware::from_fn_with_state(
+                Arc::clone(self),
+                label::follow,
+            ))
             .with_state(Arc::clone(self))
     }
-}
-
-/// Gives the caller's `X-Request-Id` back. It is a label: nothing is looked up by it, so two
-/// requests may carry the same one.
-async fn echo_label(request: Request, next: Next) -> Response<Body> {
-    let label = usable_label(request.headers());
-    let mut response = next.run(request).await;
-    if let Some(label) = label {
-        response.headers_mut().insert(&LABEL, label);
-    }
-    response
 }
 
 /// Paths that answer without a key: probes and what this is. Flushing is for this machine only.
@@ -224,7 +223,8 @@ const OPEN_PATHS: [&str; 5] = ["/", "/health", "/ready", "/flush_cache", "/opena
 
 /// With keys, whoever has none is told so before anything is read.
 async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
-    let is_open = OPEN_PATHS.contains(&request.uri().path());
+    let path = request.uri().path();
+    let is_open = OPEN_PATHS.contains(&path) || path.starts_with(page::FOLDER);
     if let Some(keys) = app.keys.as_ref().filter(|_| !is_open) {
         let begins = request.method() == Method::POST;
         let tenant = keys.tenant(request.headers());
@@ -234,14 +234,6 @@ async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) ->
         }
     }
     next.run(request).await
-}
-
-fn usable_label(headers: &HeaderMap) -> Option<HeaderValue> {
-    let label = headers.get(&LABEL)?;
-    let text = label.to_str().ok()?;
-    (1..=LABEL_BYTES_MAX)
-        .contains(&text.len())
-        .then(|| label.clone())
 }
 
 async fn not_found(request: Request) -> Response<Body> {

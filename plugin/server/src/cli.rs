@@ -3,16 +3,22 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
+use crate::about;
 use crate::bench::AgentFlags;
+use crate::chat_client::ChatFlags;
 use crate::config::{Config, ConfigError};
 use crate::free_memory::free_memory_bytes;
 use crate::options::{FileError, Options};
 use crate::replay::ReplayFlags;
+#[cfg(feature = "top")]
+use crate::top::TopFlags;
 
 /// A KV-cache and scheduling core for agents, serving a GGUF model over an OpenAI-compatible API.
 #[derive(Debug, Parser)]
-#[command(name = "rootstock", version, args_conflicts_with_subcommands = true)]
+#[command(name = "rootstock", version, long_version = about::long())]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(
     after_help = "Every flag has an environment variable (ROOTSTOCK_PORT for --port) and a \
     key in the configuration file (port = 8000). Flags beat the environment, the environment \
@@ -36,6 +42,16 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Measure a running server, this one or another
     Bench(BenchArgs),
+    /// Talk with a running server, and see what of each prompt was cached
+    Chat(ChatFlags),
+    /// Watch the cache of a running server
+    #[cfg(feature = "top")]
+    Top(TopFlags),
+    /// Print completions for a shell
+    Completions {
+        /// For which shell
+        shell: Shell,
+    },
 }
 
 /// What to measure.

@@ -8,7 +8,7 @@ use crate::kind_retention::KindRetention;
 use crate::kv_events::endpoint::Endpoint;
 use crate::kv_events::publisher::Settings;
 use crate::options::{
-    CompatName, EvictionName, IsaName, KvDtypeName, Options, ScheduleName, WriteName,
+    CompatName, EvictionName, IsaName, KvDtypeName, LogFormatName, Options, ScheduleName, WriteName,
 };
 use crate::router_options;
 use rootstock::RouterConfig;
@@ -114,6 +114,10 @@ pub struct Config {
     pub batch_invariant: bool,
     /// Where the journal is written.
     pub journal: Option<PathBuf>,
+    /// Where a line for each request is appended.
+    pub request_trace: Option<PathBuf>,
+    /// How log lines look.
+    pub log_format: LogFormatName,
     /// Where KV events are published.
     pub kv_events: Option<KvEventsConfig>,
     /// Limits of the HTTP side.
@@ -191,7 +195,6 @@ impl Config {
     /// The first value out of its range, with the range.
     pub fn new(options: &Options, free_memory_bytes: Option<u64>) -> Result<Config, ConfigError> {
         check(options)?;
-        let limits = HttpLimits::default();
         let replicas = options.replicas.unwrap_or(1);
         let kv_mib = options
             .kv_cache_mib
@@ -241,15 +244,10 @@ impl Config {
             device,
             batch_invariant: options.batch_invariant.unwrap_or(false),
             journal: options.journal.clone(),
+            request_trace: options.request_trace.clone(),
+            log_format: options.log_format.unwrap_or_default(),
             kv_events: kv_events(options)?,
-            http: HttpLimits {
-                max_connections: options.max_connections.unwrap_or(limits.max_connections),
-                max_body_bytes: options
-                    .max_body_mib
-                    .map_or(limits.max_body_bytes, |mib| mib << 20),
-                read_timeout_s: options.read_timeout_s.unwrap_or(limits.read_timeout_s),
-                drain_timeout_s: options.drain_timeout_s.unwrap_or(limits.drain_timeout_s),
-            },
+            http: http_limits(options),
         })
     }
 
@@ -321,6 +319,8 @@ impl Config {
             }),
             batch_invariant: Some(self.batch_invariant),
             journal: self.journal.clone(),
+            request_trace: self.request_trace.clone(),
+            log_format: Some(self.log_format),
             kv_events: kv_events.map(|kv| kv.events.to_string()),
             kv_events_replay: kv_events.map(|kv| {
                 let replay = kv.replay.as_ref();
@@ -334,6 +334,18 @@ impl Config {
             drain_timeout_s: Some(self.http.drain_timeout_s),
             ..router_options::router_flags(&self.router)
         }
+    }
+}
+
+fn http_limits(options: &Options) -> HttpLimits {
+    let usual = HttpLimits::default();
+    HttpLimits {
+        max_connections: options.max_connections.unwrap_or(usual.max_connections),
+        max_body_bytes: options
+            .max_body_mib
+            .map_or(usual.max_body_bytes, |mib| mib << 20),
+        read_timeout_s: options.read_timeout_s.unwrap_or(usual.read_timeout_s),
+        drain_timeout_s: options.drain_timeout_s.unwrap_or(usual.drain_timeout_s),
     }
 }
 

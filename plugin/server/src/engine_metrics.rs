@@ -11,7 +11,7 @@ use rootstock::RouteStats;
 use rootstock::memory::{StoreStats, TierId};
 use rootstock::radix::{CacheStats, TierStats};
 use rootstock::scheduler::SchedulerStats;
-use rootstock_engine::service::{Histogram, Stats};
+use rootstock_engine::service::{Finished, Histogram, Stats, StepTimes};
 
 use crate::chat::ahead::AheadStats;
 use crate::kv_events::publisher::PublisherState;
@@ -48,18 +48,15 @@ pub(crate) fn encode(
     )?;
     let help = "Recounts of all pages while idle that did not add up";
     counter(to, "idle_breaches", help, stats.idle_breaches)?;
-    histogram(
-        to,
-        "step_seconds",
-        "Time of a step in the backend",
-        &stats.step_s,
-    )?;
+    step_times(to, &stats.step_s)?;
+    ends(to, &stats.finished)?;
     let Some(core) = &stats.core else {
         return Ok(());
     };
     schedulers(to, &core.schedulers)?;
     routes(to, &core.routes)?;
     tiers(to, &core.cache)?;
+    evictions(to, &core.cache, stats.store.as_ref())?;
     if let Some(store) = &stats.store {
         storage(to, store)?;
     }
@@ -91,6 +88,18 @@ fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<
     )?;
     let help = "Of those, right ones";
     counter(to, "right_guesses", help, sum(|stats| stats.right_guesses))?;
+    let help = "Pins asked for by requests whose prompt was cached";
+    counter(to, "pins_asked", help, sum(|stats| stats.pins_asked))?;
+    let help = "Of those, not or not wholly granted";
+    counter(to, "pins_cut", help, sum(|stats| stats.pins_cut))?;
+    let help = "Prompts whose prefix came up from a lower tier";
+    counter(to, "fetches", help, sum(|stats| stats.fetches))?;
+    let help = "Tokens that came up so";
+        "fetched_tokens",
+        sum(|stats| stats.fetched_tokens),
+    let help = "Of those prompts, such as got less than they should";
+        "fetches_failed",
+        sum(|stats| stats.fetches_failed),
     let help = "Requests waiting for a seat";
     gauge(
         to,
@@ -141,6 +150,55 @@ fn storage(to: &mut DescriptorEncoder<'_>, store: &StoreStats) -> Result<(), fmt
     counter(to, "storage_timeouts", help, store.timeouts)?;
     let help = "Bytes in the store, as far as this server knows";
     gauge(to, "storage_bytes", help, store.bytes)
+}
+
+/// Why requests left the engine.
+fn ends(to: &mut DescriptorEncoder<'_>, finished: &Finished) -> Result<(), fmt::Error> {
+    let reasons = [
+        ("stop", finished.stop + finished.stop_string),
+        ("length", finished.length),
+        ("aborted", finished.aborted),
+        ("failed", finished.failed),
+        ("queue_timeout", finished.expired),
+        ("pushed_out", finished.pushed_out),
+    ];
+    let help = "Requests that left the engine, by reason";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("engine_ends", help, None, counter_type)?;
+    for (reason, requests) in reasons {
+        ConstCounter::new(requests).encode(family.encode_family(&[("reason", reason)])?)?;
+    }
+    Ok(())
+}
+
+/// Pages that left a tier, by why: for room, with a request that ended as ephemeral, or for the
+/// store's quota.
+fn evictions(
+    to: &mut DescriptorEncoder<'_>,
+    cache: &CacheStats,
+    store: Option<&StoreStats>,
+) -> Result<(), fmt::Error> {
+    let help = "KV pages that left a tier, by reason";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("evictions", help, None, counter_type)?;
+    let quota = store.map(|store| (TierId::Storage, "quota", store.evicted));
+    let of_tier = |tier: &TierStats| {
+        [
+            (tier.tier, "room", tier.evicted_pages),
+            (tier.tier, "ephemeral", tier.dropped_pages),
+        ]
+    };
+    let memory = cache
+        .tiers
+        .iter()
+        .filter(|tier| tier.tier != TierId::Storage);
+    for (tier, reason, pages) in memory.flat_map(of_tier).chain(quota) {
+        let replica = replica(tier);
+        let tier = ("tier", tier_name(tier));
+        let labels = [tier, ("replica", &replica), ("reason", reason)];
+        ConstCounter::new(pages).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 /// How requests found their replica.
@@ -259,6 +317,24 @@ fn pins_and_copies(to: &mut DescriptorEncoder<'_>, cache: &CacheStats) -> Result
     gauge(to, "pin_budget_pages", help, cache.pin_budget_pages.into())?;
     let help = "Pins that gave way before their time, when nothing else was left";
     counter(to, "pins_yielded", help, cache.pins_yielded)?;
+    let help = "KV pages copied between tiers, by direction";
+    let counter_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = to.encode_descriptor("copied_pages", help, None, counter_type)?;
+    let copied = [
+        ("down", cache.copied_down_pages),
+        ("up", cache.copied_up_pages),
+    ];
+    for (direction, pages) in copied {
+        ConstCounter::new(pages).encode(family.encode_family(&[("direction", direction)])?)?;
+    }
+    let help = "Programs whose prefix was brought up before they were expected";
+    counter(to, "prefetched_programs", help, cache.returns.programs)?;
+    let help = "KV pages of it";
+    counter(to, "prefetched_pages", help, cache.returns.pages)?;
+    let help = "Times it was left out because requests needed the memory";
+    counter(to, "prefetches_left_out", help, cache.returns.pressed)?;
+    gauge(to, "programs", "Programs known", cache.programs.into())?;
+    gauge(to, "nodes", "Nodes of the tree", cache.nodes.into())?;
     let help = "Copies between tiers that are not acknowledged";
     gauge(to, "copies_under_way", help, cache.copies_under_way.into())?;
     let help = "Copies between tiers that failed; their pages count as not copied";
@@ -300,14 +376,17 @@ fn gauge(
     gauge.encode(to.encode_descriptor(name, help, None, gauge.metric_type())?)
 }
 
-fn histogram(
-    to: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    values: &Histogram,
-) -> Result<(), fmt::Error> {
-    let bounds = Histogram::bounds_s().iter().copied().chain([f64::MAX]);
-    let buckets: Vec<(f64, u64)> = bounds.zip(values.counts().iter().copied()).collect();
-    let mut encoder = to.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    encoder.encode_histogram::<[(&str, &str); 0]>(values.sum_s(), values.count(), &buckets, None)
+/// Time of a step in the backend, by what it computed.
+fn step_times(to: &mut DescriptorEncoder<'_>, times: &StepTimes) -> Result<(), fmt::Error> {
+    let help = "Time of a step in the backend, by what it computed";
+    let mut family = to.encode_descriptor("step_seconds", help, None, MetricType::Histogram)?;
+    for (class, values) in times.all() {
+        let bounds = Histogram::bounds_s().iter().copied().chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(values.counts().iter().copied()).collect();
+        let labels = [("class", class.name())];
+        let mut encoder = family.encode_family(&labels)?;
+        let (sum, count) = (values.sum_s(), values.count());
+        encoder.encode_histogram::<[(&str, &str); 0]>(sum, count, &buckets, None)?;
+    }
+    Ok(())
 }

@@ -7,8 +7,10 @@
 //! answer sends them.
 #![forbid(unsafe_code)]
 
+pub mod about;
 pub mod app;
 pub mod bench;
+pub mod chat_client;
 pub mod cli;
 mod clock;
 pub mod config;
@@ -20,10 +22,15 @@ pub mod kind_retention;
 pub mod load;
 pub mod metrics;
 pub mod options;
+pub mod page;
 mod progress;
+pub mod remote;
 pub mod replay;
+pub mod request_trace;
 mod router_options;
 pub mod serve;
+#[cfg(feature = "top")]
+pub mod top;
 
 /// The HTTP side that knows nothing of models.
 pub mod http {
@@ -32,6 +39,7 @@ pub mod http {
     pub mod api_error;
     pub mod body;
     pub mod keys;
+    pub mod label;
     pub mod lifecycle;
     pub mod linger;
     pub mod listener;
@@ -83,10 +91,12 @@ pub mod tools {
 pub mod control {
     pub mod access;
     pub mod actions;
+    pub mod departures;
     pub mod envelope;
     pub mod flush;
     pub mod in_request;
     pub mod memory;
+    pub mod picture;
     pub mod programs;
     pub mod query;
     pub mod sessions;
@@ -109,6 +119,7 @@ pub mod kv_events {
 /// OpenAI's API.
 pub mod openai {
     pub mod ask;
+    pub mod ends;
     pub mod fields;
     pub mod generation;
     pub mod logprobs;

@@ -316,7 +316,7 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
 fn lines(path: &Path, config: &Config, isa: Isa, service: &Service) -> Vec<String> {
     let info = service.model_info();
     let mut lines = vec![
-        format!("rootstock  {}", env!("CARGO_PKG_VERSION")),
+        format!("rootstock  {}", crate::about::VERSION),
         format!(
             "model      {} ({} MiB of weights, context {} tokens)",
             info.name,

@@ -4,19 +4,26 @@
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
 use rootstock_server::app::App;
 use rootstock_server::bench;
+use rootstock_server::chat_client::{self, ChatFlags};
 use rootstock_server::cli::{Bench, Cli, Command, ReplayArgs, ServeArgs};
 use rootstock_server::config::Config;
 use rootstock_server::exact_replay;
 use rootstock_server::kv_events::publisher::Publisher;
 use rootstock_server::load::{Loaded, Loader};
+use rootstock_server::options::LogFormatName;
 use rootstock_server::replay;
+use rootstock_server::request_trace::RequestTrace;
 use rootstock_server::serve::{self, Bound};
+#[cfg(feature = "top")]
+use rootstock_server::top;
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
@@ -30,13 +37,6 @@ const CLEAN_UP: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("ROOTSTOCK_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("warn,rootstock_server=info,rootstock_engine=info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
     let result = match cli.command {
         Some(Command::Replay(args)) => replay(&args),
         Some(Command::Bench(args)) => match args.what {
@@ -44,6 +44,10 @@ fn main() -> ExitCode {
                 bench::agents(&flags, &mut io::stdout().lock()).map_err(Into::into)
             }
         },
+        Some(Command::Chat(flags)) => chat(flags),
+        #[cfg(feature = "top")]
+        Some(Command::Top(flags)) => top::run(&flags).map_err(Into::into),
+        Some(Command::Completions { shell }) => completions(shell),
         Some(Command::Serve(args)) => serve(*args),
         None => serve(cli.serve),
     };
@@ -58,6 +62,35 @@ fn main() -> ExitCode {
             ));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn chat(flags: ChatFlags) -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (mut lines, mut out) = (io::stdin().lock(), io::stdout().lock());
+    let talk = chat_client::run(flags, &mut lines, &mut out, &mut io::stderr());
+    Ok(runtime.block_on(talk)?)
+}
+
+fn completions(shell: Shell) -> Result<(), Box<dyn Error>> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rootstock", &mut text);
+    Ok(io::stdout().write_all(&text)?)
+}
+
+/// The log goes to standard error.
+fn log(format: LogFormatName) {
+    let filter = EnvFilter::try_from_env("ROOTSTOCK_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("warn,rootstock_server=info,rootstock_engine=info"));
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal());
+    match format {
+        LogFormatName::Text => lines.init(),
+        LogFormatName::Json => lines.json().flatten_event(true).init(),
     }
 }
 
@@ -94,6 +127,7 @@ fn serve(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         write!(io::stdout(), "{}", config.to_options().to_toml()?)?;
         return Ok(());
     }
+    log(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
         .enable_all()
@@ -105,11 +139,16 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut signals = Signals::new()?;
     let bound = Bound::new(&config.host, config.port).await?;
     let limits = config.http;
-    let options = config.api_options()?;
+    let mut options = config.api_options()?;
+    let trace = (config.request_trace.clone(), config.page_tokens);
     let publisher = publisher(&config).await?;
     let mut loaded = load(config, publisher.as_ref(), &mut signals).await?;
     if let Some(publisher) = &publisher {
         loaded.lines.push(published(publisher));
+    }
+    if let (Some(path), page_tokens) = trace {
+        let model = &loaded.engine.card().name;
+        options.request_trace = Some(Arc::new(RequestTrace::open(&path, page_tokens, model)?));
     }
     let app = App::of(loaded.engine.publishing(publisher), limits, options);
     let listener = bound.listen()?;

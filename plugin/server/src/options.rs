@@ -224,6 +224,13 @@ options! {
     /// Record every input of the core to this file, for `replay --exact`
     #[arg(long, env = "ROOTSTOCK_JOURNAL", value_name = "FILE")]
     journal: PathBuf,
+    /// Append a line of dynamo.request.trace.v1 to this file for each request that ends; prompts are
+    /// in it as hashes
+    #[arg(long, env = "ROOTSTOCK_REQUEST_TRACE", value_name = "FILE")]
+    request_trace: PathBuf,
+    /// How log lines look; ROOTSTOCK_LOG chooses which there are [default: text]
+    #[arg(long, env = "ROOTSTOCK_LOG_FORMAT", value_name = "FORMAT")]
+    log_format: LogFormatName,
     /// Publish what becomes cached and what goes, for KV routers [example: tcp://127.0.0.1:5557]
     #[arg(long, env = "ROOTSTOCK_KV_EVENTS", value_name = "URL")]
     kv_events: String,
@@ -385,6 +392,17 @@ impl From<CompatName> for Compat {
     }
 }
 
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormatName {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
 /// `--isa`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -454,6 +472,7 @@ mod tests {
         same::<CompatName>();
         same::<KvDtypeName>();
         same::<IsaName>();
+        same::<LogFormatName>();
         same::<RouterModeName>();
         same::<RouterQueueName>();
         same::<AffinityName>();

@@ -313,6 +313,7 @@ impl CoreThread {
             result,
             took,
             tokens,
+            class,
         } = outcome;
         if let Some(port) = self.ports.iter_mut().find(|port| port.replica == replica) {
             port.flying.retain(|flying| *flying != step);
@@ -321,7 +322,7 @@ impl CoreThread {
             Ok(output) => {
                 self.stats.steps += 1;
                 self.stats.computed_tokens += tokens;
-                self.stats.step_s.observe(took);
+                self.stats.step_s.observe(class, took);
                 self.core.complete(replica, step, &output, now);
             }
             Err(error) => {

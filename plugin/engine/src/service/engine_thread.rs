@@ -19,6 +19,7 @@ use rootstock::{Backend, StepError};
 
 use super::clock::Clock;
 use super::core_thread::Message;
+use super::stats::StepClass;
 
 /// How long the thread sleeps between looks at copies under way, when it has nothing else to do.
 const COPY_POLL: Duration = Duration::from_micros(200);
@@ -33,6 +34,8 @@ pub(super) struct Outcome {
     pub(super) took: Nanos,
     /// Tokens put through the model.
     pub(super) tokens: u64,
+    /// What they were.
+    pub(super) class: StepClass,
 }
 
 /// Everything the thread owns.
@@ -49,6 +52,7 @@ pub(super) struct EngineThread {
 struct Flying {
     step: StepId,
     tokens: u64,
+    class: StepClass,
     launched: Result<(), StepError>,
 }
 
@@ -119,6 +123,7 @@ impl EngineThread {
     fn launch(&mut self, mut plan: StepPlan, copying: &mut Copying) -> Flying {
         let step = plan.id;
         let tokens = plan.rows.iter().map(|row| u64::from(row.len)).sum();
+        let class = StepClass::of(&plan);
         let copies = std::mem::take(&mut plan.copies);
         let after = std::mem::take(&mut plan.after);
         let launched = guard(step, || {
@@ -129,6 +134,7 @@ impl EngineThread {
         Flying {
             step,
             tokens,
+            class,
             launched,
         }
     }
@@ -156,7 +162,14 @@ impl EngineThread {
                 return false;
             }
         };
-        self.report(step, result, took, flight.tokens)
+        self.report(Outcome {
+            replica: self.replica,
+            step,
+            result,
+            took,
+            tokens: flight.tokens,
+            class: flight.class,
+        })
     }
 
     /// Runs a step in the middle of another; false: the thread has to end.
@@ -164,30 +177,25 @@ impl EngineThread {
         let Flying {
             step,
             tokens,
+            class,
             launched,
         } = self.launch(plan, copying);
         let start = self.clock.now();
         let result = launched.and_then(|()| guard(step, || self.backend.wait(step)));
         let took = self.clock.now() - start;
-        self.report(step, result, took, tokens)
-    }
-
-    /// Sends the outcome of a step; false: the thread has to end.
-    fn report(
-        &mut self,
-        step: StepId,
-        result: Result<StepOutput, StepError>,
-        took: Nanos,
-        tokens: u64,
-    ) -> bool {
-        let fatal = result.as_ref().is_err_and(StepError::is_fatal);
-        let outcome = Outcome {
+        self.report(Outcome {
             replica: self.replica,
             step,
             result,
             took,
             tokens,
-        };
+            class,
+        })
+    }
+
+    /// Sends the outcome of a step; false: the thread has to end.
+    fn report(&self, outcome: Outcome) -> bool {
+        let fatal = outcome.result.as_ref().is_err_and(StepError::is_fatal);
         self.inbox.send(Message::Step(Box::new(outcome))).is_ok() && !fatal
     }
 

@@ -2,7 +2,7 @@
 
 use rootstock::CoreStats;
 use rootstock::memory::{Nanos, StoreStats};
-use rootstock::scheduler::{CachedTokens, FinishReason};
+use rootstock::scheduler::{CachedTokens, FinishReason, StepPlan};
 
 /// Upper bounds of the buckets in seconds; the last bucket has none.
 const BOUNDS_S: [f64; 16] = [
@@ -49,6 +49,75 @@ impl Histogram {
             *count += 1;
         }
         self.sum_s += seconds;
+    }
+}
+
+/// What a step computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepClass {
+    /// Prompts alone.
+    Prefill,
+    /// One token for each of its requests.
+    Decode,
+    /// Both.
+    Mixed,
+    /// Nothing: it brought copies under way.
+    Copies,
+}
+
+impl StepClass {
+    /// Of a plan.
+    pub(super) fn of(plan: &StepPlan) -> Self {
+        let decodes = plan.rows.iter().filter(|row| row.len == 1).count();
+        match decodes {
+            _ if plan.rows.is_empty() => Self::Copies,
+            0 => Self::Prefill,
+            all if all == plan.rows.len() => Self::Decode,
+            _ => Self::Mixed,
+        }
+    }
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Mixed => "mixed",
+            Self::Copies => "copies",
+        }
+    }
+}
+
+/// Step times by class.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepTimes {
+    prefill: Histogram,
+    decode: Histogram,
+    mixed: Histogram,
+    copies: Histogram,
+}
+
+impl StepTimes {
+    /// Each class with its times.
+    #[must_use]
+    pub const fn all(&self) -> [(StepClass, &Histogram); 4] {
+        [
+            (StepClass::Prefill, &self.prefill),
+            (StepClass::Decode, &self.decode),
+            (StepClass::Mixed, &self.mixed),
+            (StepClass::Copies, &self.copies),
+        ]
+    }
+
+    pub(super) fn observe(&mut self, class: StepClass, ns: Nanos) {
+        match class {
+            StepClass::Prefill => &mut self.prefill,
+            StepClass::Decode => &mut self.decode,
+            StepClass::Mixed => &mut self.mixed,
+            StepClass::Copies => &mut self.copies,
+        }
+        .observe(ns);
     }
 }
 
@@ -129,8 +198,8 @@ pub struct Stats {
     pub ttft_s: Histogram,
     /// Time between output tokens, averaged over a request.
     pub tpot_s: Histogram,
-    /// Time of a step in the backend.
-    pub step_s: Histogram,
+    /// Time of a step in the backend, by what it computed.
+    pub step_s: StepTimes,
 }
 
 /// Cached prompt tokens by tier.

@@ -17,7 +17,8 @@ use axum::http::{Response, StatusCode};
 use rootstock::ServingCore;
 use rootstock::memory::ReplicaId;
 use rootstock::radix::{
-    ActReason, Action, Key, NamespaceId, NamespaceKey, Outcome, Target as Content, TenantId, Token,
+    ActReason, Action, Key, NamespaceId, NamespaceKey, NodeRef, Outcome, Target as Content,
+    TenantId, Token,
 };
 use rootstock_engine::service::Visit;
 use serde_json::{Value, json};
@@ -121,6 +122,7 @@ fn computed_ahead(app: &App, talk: Conversation, salt: Option<String>, told: Tol
 
 enum About {
     Tokens(Vec<Token>),
+    Node(NodeRef),
     Hashes(Vec<u64>),
     /// By name, and by the last prompt as long as no request of it has ended.
     Session(String, Option<Arc<[Token]>>),
@@ -130,6 +132,7 @@ fn about(app: &App, target: Target, salt: Option<&str>) -> Result<About, Told> {
     match target {
         Target::Tokens(tokens) => Ok(About::Tokens(tokens)),
         Target::Hashes(hashes) => Ok(About::Hashes(hashes)),
+        Target::Node(node) => Ok(About::Node(node)),
         Target::Session(name) => {
             let prompt = app.engine.sessions().prompt(salt, &name);
             Ok(About::Session(name, prompt))
@@ -169,6 +172,13 @@ fn act(at: Visit<'_>, verb: Verb, about: About, salt: Option<String>) -> Told {
     let mut asked_pages = None;
     let (target, cached_pages) = match about {
         About::Tokens(tokens) => prefix(at.core, ns, tokens),
+        About::Node(node) => match cache.tokens_of_node(ns, node) {
+            Some(tokens) => prefix(at.core, ns, tokens),
+            None => {
+                let reason = format!("node {node} is not cached any more");
+                return ("missing", json!({"pages": 0, "reason": reason}));
+            }
+        },
         About::Hashes(hashes) => {
             asked_pages = Some(hashes.len() as u64);
             prefix(at.core, ns, cache.tokens_of_hashes(ns, &hashes))

@@ -7,6 +7,7 @@
 //! ```text
 //! payload   one target:  tokens [id, ..] | messages [..] (with tools, chat_template_kwargs)
 //!                        | session "id" | program "id" | block_hashes [hash, ..] from the root on
+//!                        | node "id", as /v1/kv/picture names it: the prefix that ends with it
 //!                        | none, inside a request: its own prompt
 //! kv.pin       ttl "5m" or seconds              kv.retain   priority, retention_seconds
 //! kv.prefetch  destination, dp_rank             kv.release  children
@@ -14,7 +15,7 @@
 //! ```
 
 use rootstock::hints::{TTL_DEFAULT_S, parse_ttl, ttl_of_seconds};
-use rootstock::radix::{Token, Ttl};
+use rootstock::radix::{NodeRef, Token, Ttl};
 use serde_json::{Map, Value};
 
 use crate::http::api_error::ApiError;
@@ -101,6 +102,8 @@ pub enum Target {
     Session(String),
     /// Pages by their chained hashes, from the root on.
     Hashes(Vec<u64>),
+    /// The prefix that ends with a node.
+    Node(NodeRef),
     /// The prompt of the request that carries the envelope.
     Own,
 }
@@ -263,7 +266,14 @@ fn number<T: TryFrom<i64>>(payload: &Map<String, Value>, field: &str) -> Result<
 }
 
 fn target(payload: &Map<String, Value>, inside: bool) -> Result<Target, String> {
-    const NAMES: [&str; 5] = ["tokens", "messages", "session", "program", "block_hashes"];
+    const NAMES: [&str; 6] = [
+        "tokens",
+        "messages",
+        "session",
+        "program",
+        "block_hashes",
+        "node",
+    ];
     let nested = payload.get("target").and_then(Value::as_object);
     let from = nested.unwrap_or(payload);
     let stated = |name: &&str| from.get(*name).is_some_and(|value| !value.is_null());
@@ -273,7 +283,7 @@ fn target(payload: &Map<String, Value>, inside: bool) -> Result<Target, String> 
     }
     let &[field] = found.as_slice() else {
         return Err(format!(
-            "one target of tokens, messages, session, program and block_hashes is wanted, {} \
+            "one target of tokens, messages, session, program, block_hashes and node is wanted, {} \
              found",
             found.len()
         ));
@@ -286,6 +296,11 @@ fn target(payload: &Map<String, Value>, inside: bool) -> Result<Target, String> 
             Ok(Target::Tokens(tokens))
         }
         "messages" => Ok(Target::Messages(Value::Object(from.clone()))),
+        "node" => {
+            let node = value.as_str().and_then(|id| id.parse().ok());
+            node.map(Target::Node)
+                .ok_or_else(|| "node must be the id of a node, as 12.3".to_owned())
+        }
         "block_hashes" => {
             // Signed or unsigned: the same 64 bits.
             let hash = |value: &Value| {

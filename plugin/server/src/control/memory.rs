@@ -2,12 +2,13 @@
 //! id of their answer, for the salt they belong to. All of it is bounded, the oldest goes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rootstock::memory::Nanos;
 use rootstock::radix::{Ghosts, KvEvent, PrefixCache};
 use serde_json::Value;
 
+use crate::control::departures::{Departure, Departures, Reason};
 use crate::control::why::{self, Asked, Evictor, Finding};
 
 /// Removed pages that are remembered.
@@ -31,6 +32,7 @@ pub struct Memory {
     ghosts: Mutex<Ghosts>,
     arrivals: Mutex<VecDeque<Arrival>>,
     findings: Mutex<Findings>,
+    departures: Mutex<Departures>,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +47,7 @@ impl Default for Memory {
             ghosts: Mutex::new(Ghosts::new(GHOSTS_MAX)),
             arrivals: Mutex::default(),
             findings: Mutex::default(),
+            departures: Mutex::default(),
         }
     }
 }
@@ -57,6 +60,32 @@ impl Memory {
         for event in events {
             ghosts.hear(event, dropped_only, now);
         }
+        drop(ghosts);
+        let mut departures = self.departures();
+        for event in events {
+            departures.hear(event, dropped_only, now);
+        }
+    }
+
+    fn departures(&self) -> MutexGuard<'_, Departures> {
+        let departures = self.departures.lock();
+        departures.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counter: pages that left devices while host kept them.
+    pub fn moved_down_pages(&self) -> u64 {
+        self.departures().moved_down()
+    }
+
+    /// What left the cache lately, the newest first, and for whom room was made.
+    pub fn departed(&self) -> Vec<(Departure, Option<Evictor>)> {
+        let list: Vec<Departure> = self.departures().list().copied().collect();
+        let with_evictor = |one: Departure| {
+            let made_room = one.reason == Reason::Room;
+            let by = made_room.then(|| self.evictor(one.at, None)).flatten();
+            (one, by)
+        };
+        list.into_iter().map(with_evictor).collect()
     }
 
     /// Looks a prompt up, and notes that it came.

@@ -20,14 +20,27 @@ pub fn limit(
     default: usize,
     possible: RangeInclusive<usize>,
 ) -> Result<usize, ApiError> {
-    let Some(text) = parameter(query, "limit") else {
+    bounded(query, "limit", default, possible)
+}
+
+/// A number with bounds: `default` where nothing is said.
+///
+/// # Errors
+/// No whole number, or one that is not possible.
+pub fn bounded(
+    query: &str,
+    name: &'static str,
+    default: usize,
+    possible: RangeInclusive<usize>,
+) -> Result<usize, ApiError> {
+    let Some(text) = parameter(query, name) else {
         return Ok(default);
     };
-    let limit = text.parse().ok().filter(|limit| possible.contains(limit));
-    limit.ok_or_else(|| {
+    let number = text.parse().ok().filter(|number| possible.contains(number));
+    number.ok_or_else(|| {
         let (least, most) = possible.into_inner();
-        let message = format!("limit is {text:?}; {least} to {most} are possible");
-        ApiError::param("limit", message)
+        let message = format!("{name} is {text:?}; {least} to {most} are possible");
+        ApiError::param(name, message)
     })
 }
 

@@ -21,6 +21,7 @@ use crate::control::access::Caller;
 use crate::control::memory::FINDINGS_MAX;
 use crate::control::query::parameter;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
+use crate::metrics::asked::kind_name;
 
 /// Tokens that have to agree for one text to go on where another one is.
 const AGREE: usize = 16;
@@ -430,18 +431,6 @@ impl Evictor {
             Some(session) => format!(" for a request of {session:?} with {tokens} tokens"),
             None => format!(" for a request with {tokens} tokens"),
         }
-    }
-}
-
-const fn kind_name(kind: ContextKind) -> &'static str {
-    match kind {
-        ContextKind::System => "system",
-        ContextKind::Tools => "tools",
-        ContextKind::History => "history",
-        ContextKind::ToolOutput => "tool_output",
-        ContextKind::Thinking => "thinking",
-        ContextKind::Scratchpad => "scratchpad",
-        ContextKind::Unknown => "unknown",
     }
 }
 

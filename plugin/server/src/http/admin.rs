@@ -7,15 +7,17 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
+use crate::about;
 use crate::app::App;
 use crate::http::api_error::{ApiError, ErrorKind, json_response};
 use crate::http::lifecycle::Phase;
 use crate::metrics::CONTENT_TYPE;
 
 /// `GET /`: what this is.
-pub async fn root(State(app): State<Arc<App>>) -> Response<Body> {
+pub fn root(app: &App) -> Response<Body> {
     let body = json!({
-        "server": "rootstock", "version": env!("CARGO_PKG_VERSION"),
+        "server": "rootstock", "version": about::VERSION,
+        "commit": about::COMMIT, "features": about::features(),
         "model": app.engine.card().name,
     });
     json_response(StatusCode::OK, &body)

@@ -5,12 +5,14 @@
 //! Dropping a [`Generation`] aborts what still runs: that is how a vanished client stops the work.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
-use rootstock::radix::Token;
+use prometheus_client::metrics::histogram::Histogram;
+use rootstock::radix::{ContextKind, Token};
 use rootstock::scheduler::{CachedTokens, FinishReason, PinReport, TokenLogprob, Usage};
 use serde_json::Value;
 
@@ -19,8 +21,12 @@ use crate::chat::derived::AgentTurn;
 use crate::control::why::Finding;
 use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
+use crate::http::label::Label;
 use crate::http::lifecycle::{LiveRequest, draining};
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::asked::RequestClass;
+use crate::metrics::{Ending, Outcome};
+use crate::openai::ends::{Account, engine_gone, error_of};
+use crate::request_trace::Traced;
 use crate::tools::speech::{Said, Speech};
 
 /// One prompt with the answers wanted for it.
@@ -125,7 +131,7 @@ pub struct Generation {
     kv_hints: Option<Value>,
     /// The agent whose request it is.
     agent: Option<AgentTurn>,
-    metrics: Arc<Metrics>,
+    account: Account,
     // Last: the request counts as live until its tickets are gone.
     live: LiveRequest,
 }
@@ -151,6 +157,12 @@ struct Choice {
     usage: ChoiceUsage,
     /// The first answer of its prompt: the prompt is counted once.
     counts_prompt: bool,
+    class: RequestClass,
+    /// What the parts of its prompt are.
+    spans: Vec<(Range<u32>, ContextKind)>,
+    gaps: Histogram,
+    /// For the request trace.
+    traced: Option<Traced>,
     submitted: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -169,6 +181,7 @@ impl Generation {
         agent: Option<AgentTurn>,
     ) -> Result<Generation, ApiError> {
         let (engine, metrics) = (&app.engine, &app.metrics);
+        let trace = app.request_trace.as_ref();
         let mut generation = Generation {
             id: app.new_id(""),
             kv_hints: None,
@@ -177,7 +190,11 @@ impl Generation {
             choices: Vec::new(),
             ready: VecDeque::new(),
             open: 0,
-            metrics: Arc::clone(metrics),
+            account: Account {
+                metrics: Arc::clone(metrics),
+                trace: trace.cloned(),
+                label: Label::current(),
+            },
             live,
         };
         for prompt in prompts {
@@ -185,6 +202,7 @@ impl Generation {
                 let prompt_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
                 let text = engine.text_stream(&job);
                 let speech = Speech::new(job.rules.clone());
+                let class = RequestClass::of(&job.hints);
                 generation.choices.push(Choice {
                     submitting: true,
                     ticket: None,
@@ -197,6 +215,10 @@ impl Generation {
                         ..ChoiceUsage::default()
                     },
                     counts_prompt: index == 0,
+                    class,
+                    spans: job.hints.spans.clone(),
+                    gaps: metrics.token_gaps(class),
+                    traced: trace.filter(|_| index == 0).map(|trace| trace.begin(&job)),
                     submitted: crate::clock::now(),
                     first_token: None,
                     last_token: None,
@@ -349,7 +371,9 @@ impl Generation {
                 choice.usage.replica = replica.0;
                 choice.usage.queue_ns = nanos_since(choice.submitted);
                 if choice.counts_prompt {
-                    self.metrics.started(prompt_tokens, cached);
+                    self.account
+                        .metrics
+                        .started(prompt_tokens, cached, &choice.spans);
                 }
                 self.ready.push_back(Part::Started { choice: index });
             }
@@ -425,7 +449,7 @@ impl Generation {
         if let Some(agent) = self.agent.as_mut().filter(|_| index == 0) {
             let called = choice.speech.take_called();
             if let Some(kind) = agent.end(called) {
-                self.metrics.derived(kind);
+                self.account.metrics.derived(kind);
             }
         }
         let tokens = std::mem::take(&mut choice.pending);
@@ -435,8 +459,8 @@ impl Generation {
             Finish::Length | Finish::OutOfPages => Outcome::Length,
             Finish::StopToken(_) | Finish::StopString(_) => Outcome::Stop,
         };
-        self.metrics
-            .ended(outcome, &choice.usage, choice.decode_seconds());
+        let traced = choice.traced.take();
+        self.account.close(traced, choice.ending(outcome));
         self.ready.push_back(Part::End {
             choice: index,
             finish,
@@ -469,8 +493,8 @@ impl Generation {
                     }
                 }
             }
-            self.metrics
-                .ended(outcome, &choice.usage, choice.decode_seconds());
+            let traced = choice.traced.take();
+            self.account.close(traced, choice.ending(outcome));
         }
     }
 }
@@ -504,7 +528,9 @@ impl Choice {
             self.first_token = Some(now);
             self.usage.ttft_ns = Some(nanos_since(self.submitted));
         }
-        self.last_token = Some(now);
+        if let Some(before) = self.last_token.replace(now) {
+            self.gaps.observe(now.duration_since(before).as_secs_f64());
+        }
         self.usage.completion_tokens += 1;
         self.ids.push(token.id);
         let piece = self.text.push(token.id);
@@ -534,6 +560,18 @@ impl Choice {
         }
     }
 
+    fn ending(&self, outcome: Outcome) -> Ending<'_> {
+        Ending {
+            class: self.class,
+            outcome,
+            usage: &self.usage,
+            decode: self.decode_seconds(),
+            took_s: crate::clock::now()
+                .duration_since(self.submitted)
+                .as_secs_f64(),
+        }
+    }
+
     /// Seconds from the first to the last token, and the number of tokens after the first.
     fn decode_seconds(&self) -> Option<(f64, u32)> {
         let (first, last) = (self.first_token?, self.last_token?);
@@ -553,44 +591,4 @@ fn count(tokens: &[Token]) -> u32 {
 fn nanos_since(from: Instant) -> u64 {
     let elapsed = crate::clock::now().duration_since(from).as_nanos();
     u64::try_from(elapsed).unwrap_or(u64::MAX)
-}
-
-fn engine_gone() -> ApiError {
-    ApiError::new(
-        ErrorKind::EngineDead,
-        "the engine stopped; restart the server",
-    )
-}
-
-/// The error for an end that is no answer.
-fn error_of(reason: FinishReason) -> ApiError {
-    match reason {
-        FinishReason::Expired => ApiError::new(
-            ErrorKind::QueueTimeout,
-            "the request waited longer in the queue than --queue-timeout-s allows",
-        )
-        .retry_after(5),
-        FinishReason::Displaced => ApiError::new(
-            ErrorKind::Overloaded,
-            "the queue is full and a more important request took the place",
-        )
-        .retry_after(5),
-        FinishReason::TooManyPreemptions => ApiError::new(
-            ErrorKind::Overloaded,
-            "the request gave way to others as often as is allowed; the KV cache is too small \
-             for the load",
-        )
-        .retry_after(5),
-        FinishReason::Aborted => draining(),
-        FinishReason::Failed(kind) => ApiError::new(
-            ErrorKind::Failed,
-            format!("the step that computed this request failed ({kind:?})"),
-        ),
-        FinishReason::Stop
-        | FinishReason::StopString
-        | FinishReason::Length
-        | FinishReason::OutOfPages => {
-            ApiError::new(ErrorKind::Failed, format!("unexpected end {reason:?}"))
-        }
-    }
 }
