@@ -144,5 +144,5 @@ fn every_parameter_with_a_range_is_checked_as_the_document_says() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 2);
+    assert_eq!(checked, 3);
 }

@@ -23,6 +23,7 @@ mod drain;
 mod edge;
 mod equal;
 mod limits;
+mod look;
 mod metrics;
 mod model;
 mod openai;

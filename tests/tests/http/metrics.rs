@@ -62,6 +62,110 @@ fn counters_equal_the_sums_over_the_answers_and_probes_do_not_count() {
     assert!(text.ends_with("# EOF\n"));
 }
 
+/// Names that a text of metrics has, with the suffixes of their samples.
+fn names(text: &str) -> std::collections::BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let name = |line: &str| line.split(['{', ' ']).next().unwrap().to_owned();
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let histograms = families.filter_map(|line| line.strip_suffix(" histogram"));
+    let buckets = histograms.map(|name| format!("{name}_bucket"));
+    samples.map(name).chain(buckets).collect()
+}
+
+/// Words of a text that are names of metrics.
+fn mentioned(text: &str) -> std::collections::BTreeSet<String> {
+    let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+    let ours = words.filter(|word| word.starts_with("rootstock_"));
+    ours.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_expression_of_the_dashboard_and_every_name_in_the_docs_is_a_metric_of_the_server() {
+    let server = Server::parrot(ParrotSetup::default());
+    let body = json!({"prompt": "~ab", "max_tokens": 9});
+    assert_eq!(server.post("/v1/completions", &body).status, 200);
+    let known = names(&server.get("/metrics").body);
+    // Only with a store are there numbers of one.
+    let exists = |name: &String| {
+        let is_family = known.iter().any(|one| {
+            let rest = one.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| matches!(rest, "" | "_bucket" | "_total" | "_info"))
+        });
+        is_family || name.starts_with("rootstock_storage_")
+    };
+    let dashboard = include_str!("../../../docs/grafana.json");
+    let parsed: Value = serde_json::from_str(dashboard).unwrap();
+    let mut expressions = 0;
+    for panel in parsed["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let expression = target["expr"].as_str().unwrap();
+            let used = mentioned(expression);
+            assert!(!used.is_empty(), "{expression}");
+            let unknown: Vec<_> = used.iter().filter(|name| !exists(name)).collect();
+            assert!(unknown.is_empty(), "{unknown:?} in {expression}");
+            expressions += 1;
+        }
+    }
+    assert!(expressions > 30, "{expressions}");
+    let docs = mentioned(include_str!("../../../docs/metrics.md"));
+    let unknown: Vec<_> = docs.iter().filter(|name| !exists(name)).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+#[test]
+fn times_are_by_class_of_the_request_and_of_the_step_and_prompts_by_kind_and_source() {
+    let server = Server::parrot(ParrotSetup::default());
+    let ask = |hints: Value| {
+        let body = json!({"messages": [{"role": "system", "content": "s".repeat(64)},
+            {"role": "user", "content": "~abc"}], "max_tokens": 9,
+            "nvext": {"agent_hints": hints}});
+        assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+    };
+    ask(json!({}));
+    ask(json!({"priority": 3}));
+    ask(json!({"priority": -3}));
+    ask(json!({"latency_sensitivity": 2.0}));
+    for class in ["normal", "high", "low", "urgent"] {
+        for name in ["ttft", "queue", "tpot", "request"] {
+            let count = format!("rootstock_{name}_seconds_count{{class=\"{class}\"}}");
+            assert_eq!(server.metric(&count), 1.0, "{count}");
+        }
+        let gaps = format!("rootstock_inter_token_seconds_count{{class=\"{class}\"}}");
+        assert!(server.metric(&gaps) >= 1.0, "{gaps}");
+    }
+    let steps = |class: &str| {
+        server.metric(&format!(
+            "rootstock_step_seconds_count{{class=\"{class}\"}}"
+        ))
+    };
+    assert!(steps("prefill") >= 4.0 && steps("decode") >= 1.0);
+    assert_eq!(
+        ["prefill", "decode", "mixed", "copies"]
+            .map(steps)
+            .iter()
+            .sum::<f64>(),
+        server.metric("rootstock_steps_total")
+    );
+    let kind = |kind: &str, source: &str| {
+        let name = "rootstock_prompt_kind_tokens_total";
+        server.metric(&format!("{name}{{kind=\"{kind}\",source=\"{source}\"}}"))
+    };
+    assert!(kind("system", "computed") >= 64.0);
+    assert!(kind("system", "device") >= 3.0 * 64.0, "found three times");
+    let text = server.get("/metrics").body;
+    let samples = text
+        .lines()
+        .filter(|line| line.starts_with("rootstock_prompt_kind_tokens_total{"));
+    let sum: f64 = samples
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+        .sum();
+    assert_eq!(
+        sum,
+        server.metric(PROMPT),
+        "every token has a kind and a source"
+    );
+}
+
 #[test]
 fn a_preempted_request_counts_once() {
     // 12 pages of 16: two requests of 10 pages each cannot run side by side to their ends.
