@@ -95,11 +95,19 @@ fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<
     let help = "Prompts whose prefix came up from a lower tier";
     counter(to, "fetches", help, sum(|stats| stats.fetches))?;
     let help = "Tokens that came up so";
+    counter(
+        to,
         "fetched_tokens",
+        help,
         sum(|stats| stats.fetched_tokens),
+    )?;
     let help = "Of those prompts, such as got less than they should";
+    counter(
+        to,
         "fetches_failed",
+        help,
         sum(|stats| stats.fetches_failed),
+    )?;
     let help = "Requests waiting for a seat";
     gauge(
         to,

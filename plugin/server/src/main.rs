@@ -70,7 +70,8 @@ fn chat(flags: ChatFlags) -> Result<(), Box<dyn Error>> {
         .enable_all()
         .build()?;
     let (mut lines, mut out) = (io::stdin().lock(), io::stdout().lock());
-    let talk = chat_client::run(flags, &mut lines, &mut out, &mut io::stderr());
+    let mut notes = io::stderr();
+    let talk = chat_client::run(flags, &mut lines, &mut out, &mut notes);
     Ok(runtime.block_on(talk)?)
 }
 
