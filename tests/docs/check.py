@@ -1,9 +1,9 @@
 """Runs what README and docs tell their readers to run, and checks what they show.
 
-check.py ROOTSTOCK. Shell blocks run as they stand, in one shell a block, against a server on port 8000 that was
-started as the README says; JSON and TOML must parse, Python must run where its packages are, links must lead
-somewhere, SUMMARY.md must name every page. What cannot be run here is told with its reason, never left out
-silently. Exit 77: the default model is not here.
+check.py ROOTSTOCK. Shell blocks run as they stand, in one shell a block, against a server on port
+8000 that was started as the README says; JSON and TOML must parse, Python must run where its
+packages are, links must lead somewhere, SUMMARY.md must name every page. What cannot be run here
+is told with its reason, never left out silently. Exit 77: the default model is not here.
 """
 
 import json
@@ -33,7 +33,10 @@ TOLD = {
     "mdbook": "the book is read as it stands, see SUMMARY.md below",
 }
 # Parts of curl's arguments that name something a reader has and this test has not.
-ELSEWHERE = {"INDEXER": "an indexer of the reader's", "/v1/kv/storage": "tests of the storage tier ask it"}
+ELSEWHERE = {
+    "INDEXER": "an indexer of the reader's",
+    "/v1/kv/storage": "tests of the storage tier ask it",
+}
 
 PRELUDE = r"""
 set -eu
@@ -43,13 +46,14 @@ curl() {
     for at in $ELSEWHERE; do
         case "$*" in *"$at"*) note told "curl $*"; return 0;; esac
     done
-    command curl --silent --show-error --fail-with-body --max-time 120 "$@" > "$OUT" || { cat "$OUT"; return 1; }
+    command curl --silent --show-error --fail-with-body --max-time 120 "$@" > "$OUT" ||
+        { cat "$OUT"; return 1; }
     note ran "curl $*"
 }
 rootstock() {
     case "${1:-}" in
         "" | -* | serve)
-            # A server of its own would need the port of the one that runs: its flags are read and shown.
+            # It would need the port of the one that runs: its flags are read and shown.
             command "$BINARY" "$@" --print-config > "$OUT" || return 1;;
         *) command "$BINARY" "$@" > "$OUT" < /dev/null || return 1;;
     esac
@@ -80,23 +84,39 @@ class Run:
         notes, out = self.work / "notes", self.work / "out"
         notes.write_text("")
         functions = "".join(f'{name}() {{ note told "{name} $*"; }}\n' for name in TOLD)
-        env = {**os.environ, "NOTES": str(notes), "OUT": str(out), "BINARY": BINARY, "ELSEWHERE": " ".join(ELSEWHERE),
-               "HOME": str(self.work)}
-        done = subprocess.run(["bash", "-c", PRELUDE + functions + text], cwd=self.work, env=env,
-                              capture_output=True, text=True, timeout=600)
+        env = {
+            **os.environ,
+            "NOTES": str(notes),
+            "OUT": str(out),
+            "BINARY": BINARY,
+            "ELSEWHERE": " ".join(ELSEWHERE),
+            "HOME": str(self.work),
+        }
+        done = subprocess.run(
+            ["bash", "-c", PRELUDE + functions + text],
+            cwd=self.work,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         lines = [line.split("\t", 1) for line in notes.read_text().splitlines() if "\t" in line]
         self.ran += sum(kind == "ran" for kind, _ in lines)
         self.told += [(where, command.split("\n")[0]) for kind, command in lines if kind == "told"]
         if done.returncode != 0:
             self.fail(where, f"exit {done.returncode}: {done.stdout[-600:]}{done.stderr[-600:]}")
         elif not lines:
-            self.fail(where, "nothing of the block was seen to run; does check.py know its commands?")
+            self.fail(
+                where, "nothing of the block was seen to run; does check.py know its commands?"
+            )
 
     def python(self, text, where):
         if subprocess.run([sys.executable, "-c", "import openai"], capture_output=True).returncode:
             self.told.append((where, "python (the openai package is not here)"))
             return
-        done = subprocess.run([sys.executable, "-c", text], cwd=self.work, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, "-c", text], cwd=self.work, capture_output=True, text=True, timeout=600
+        )
         self.ran += 1
         if done.returncode:
             self.fail(where, done.stderr[-800:])
@@ -114,7 +134,9 @@ class Run:
         file = self.work / "block.toml"
         file.write_text(text)
         flag = "--api-keys" if "[[key]]" in text else "--config"
-        done = subprocess.run([BINARY, flag, str(file), "--print-config"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [BINARY, flag, str(file), "--print-config"], capture_output=True, text=True, timeout=60
+        )
         if done.returncode:
             self.fail(where, done.stderr)
 
@@ -183,15 +205,22 @@ def main():
             run.page(page)
             run.links(page)
             if page.name == "README.md":
-                print(f"README from the start to its last command: {time.monotonic() - begin:.0f} s")
+                print(
+                    f"README from the start to its last command: {time.monotonic() - begin:.0f} s"
+                )
         summary(run)
         if not answers("/health"):
             run.fail("the server", "it did not live to the end")
         for where, command in run.told:
             word = command.split()[0]
-            reason = TOLD.get(word) or next((why for at, why in ELSEWHERE.items() if at in command), "not here")
+            reason = TOLD.get(word) or next(
+                (why for at, why in ELSEWHERE.items() if at in command), "not here"
+            )
             print(f"told, not run: {where}: {command[:70]} ({reason})")
-        print(f"test result: {'FAILED' if run.failed else 'ok'}. {run.ran} passed; {len(run.failed)} failed;")
+        print(
+            f"test result: {'FAILED' if run.failed else 'ok'}. "
+            f"{run.ran} passed; {len(run.failed)} failed;"
+        )
         return 1 if run.failed else 0
     finally:
         server.terminate()

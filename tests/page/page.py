@@ -1,7 +1,8 @@
 """The page at `/` in a real browser, over a tree of a million tokens and 200 programs.
 
-page.py SCRIPTED_SERVER SCREENSHOT_FOLDER. A refresh may cost 33 ms of script (processor time of the page's own
-thread, so that a busy machine does not count) and 200 kB; keys, verbs, API keys, a phone and both themes work.
+page.py SCRIPTED_SERVER SCREENSHOT_FOLDER. A refresh may cost 33 ms of script (processor time of
+the page's own thread, so that a busy machine does not count) and 200 kB; keys, verbs, API keys, a
+phone and both themes work.
 """
 
 import concurrent.futures
@@ -51,31 +52,52 @@ class Server:
             return json.load(answer)
 
     def post(self, path, body):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
     def program(self, number):
-        """A system prompt that all share, what a team shares, and a program's own calls and results."""
+        """A system prompt that all share, what a team shares, and what a program has alone."""
         team = number % TEAMS
         messages = [
             {"role": "system", "content": "You help with code. " * 200},
-            {"role": "user", "content": f"Team {team}: " + f"these are the files of project {team}. " * 40},
+            {
+                "role": "user",
+                "content": f"Team {team}: " + f"these are the files of project {team}. " * 40,
+            },
         ]
         for turn in range(2 + number % 3):
-            text = f"{number}.{turn} " + "line of a file that a tool has read; " * (28 + (number * 7 + turn * 13) % 60)
-            messages += [{"role": "assistant", "content": f"I look at {turn}."}, {"role": "user", "content": text}]
+            text = f"{number}.{turn} " + "line of a file that a tool has read; " * (
+                28 + (number * 7 + turn * 13) % 60
+            )
+            messages += [
+                {"role": "assistant", "content": f"I look at {turn}."},
+                {"role": "user", "content": text},
+            ]
         room = 4700 - sum(len(message["content"]) for message in messages[2:])
         if room > 0:
-            messages.append({"role": "user", "content": f"{number} " + "and what follows " * (room // 17)})
+            messages.append(
+                {"role": "user", "content": f"{number} " + "and what follows " * (room // 17)}
+            )
         hints = {"program_id": f"team-{team}/{NAMES[number % 5]}-{number:03d}"}
-        self.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "nvext": {"agent_hints": hints}})
+        self.post(
+            "/v1/chat/completions",
+            {"messages": messages, "max_tokens": 4, "nvext": {"agent_hints": hints}},
+        )
 
     def fill(self):
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(self.program, range(PROGRAMS)))
         for number in (3, 40, 77):
-            action = {"action_type": "kv.pin", "payload": {"program": f"team-{number % TEAMS}/{NAMES[number % 5]}-{number:03d}", "ttl": "30m"}}
+            action = {
+                "action_type": "kv.pin",
+                "payload": {
+                    "program": f"team-{number % TEAMS}/{NAMES[number % 5]}-{number:03d}",
+                    "ttl": "30m",
+                },
+            }
             self.post("/v1/kv/actions", {"actions": [action]})
 
 
@@ -88,7 +110,8 @@ def refreshes(page, count):
     """Waits until the page has shown so many further answers."""
     page.evaluate("window.seen = 0; window.was = window.rootstockCost")
     page.wait_for_function(
-        f"() => {{ if (window.was !== window.rootstockCost) {{ window.seen++; window.was = window.rootstockCost; }} return window.seen >= {count}; }}",
+        "() => { if (window.was !== window.rootstockCost) { window.seen++; "
+        f"window.was = window.rootstockCost; }} return window.seen >= {count}; }}",
         polling=50,
     )
 
@@ -98,7 +121,11 @@ class Checks:
         self.browser, self.server, self.errors = browser, server, []
 
     def open(self, width=1440, height=1000, theme="light", scale=1):
-        context = self.browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=scale)
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=theme,
+            device_scale_factor=scale,
+        )
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
@@ -120,12 +147,18 @@ class Checks:
         refreshes(page, count)
         spent = (script_ms(session) - before) / count
         cost = page.evaluate("window.rootstockCost")
-        print(f"{tokens:,} tokens, {picture['nodes']} nodes, {cost['parts']} parts, {cost['programs']} programs: "
-              f"{spent:.1f} ms of script and {cost['bytes']:,} bytes a refresh", flush=True)
+        print(
+            f"{tokens:,} tokens, {picture['nodes']} nodes, {cost['parts']} parts, "
+            f"{cost['programs']} programs: "
+            f"{spent:.1f} ms of script and {cost['bytes']:,} bytes a refresh",
+            flush=True,
+        )
         assert spent <= SCRIPT_MS_MAX, spent
         assert cost["bytes"] < BYTES_MAX, cost
         page.hover("#tree", position={"x": 300, "y": 60})
-        page.wait_for_function("document.getElementById('told').textContent.includes('tokens from token')")
+        page.wait_for_function(
+            "document.getElementById('told').textContent.includes('tokens from token')"
+        )
         page.screenshot(path=SHOTS / "page-light.png", full_page=True)
 
     def keys_walk_the_tree_go_in_and_come_out(self):
@@ -153,7 +186,9 @@ class Checks:
         page.keyboard.press("ArrowRight")
         assert page.input_value("#a-what").startswith("node ")
         page.click("button[value='kv.pin']")
-        page.wait_for_function("document.getElementById('a-said').textContent.startsWith('Accepted')")
+        page.wait_for_function(
+            "document.getElementById('a-said').textContent.startsWith('Accepted')"
+        )
         pinned = [part for part in self.server.get("/v1/kv/picture")["parts"] if part.get("pinned")]
         assert pinned
         page.fill("#a-what", "nobody-knows-it")
@@ -171,7 +206,9 @@ class Checks:
         page.keyboard.press("d")
         page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
         page.reload()
-        page.wait_for_function("document.documentElement.dataset.theme === 'dark' && window.rootstockCost")
+        page.wait_for_function(
+            "document.documentElement.dataset.theme === 'dark' && window.rootstockCost"
+        )
         page.keyboard.press(" ")
         assert page.text_content("#pause") == "Resume"
         page.screenshot(path=SHOTS / "page-dark.png")
@@ -179,7 +216,10 @@ class Checks:
     def a_phone_scrolls_down_only_and_can_be_touched(self):
         page = self.open(390, 844, scale=2)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        sizes = page.evaluate("[...document.querySelectorAll('.verbs button, nav button')].filter((at) => at.offsetParent).map((at) => at.getBoundingClientRect().height)")
+        sizes = page.evaluate(
+            "[...document.querySelectorAll('.verbs button, nav button')]"
+            ".filter((at) => at.offsetParent).map((at) => at.getBoundingClientRect().height)"
+        )
         assert min(sizes) >= 38, sizes
         page.screenshot(path=SHOTS / "page-phone.png")
         page.screenshot(path=SHOTS / "page-phone-whole.png", full_page=True)
@@ -193,14 +233,18 @@ class Checks:
             if route.request.headers.get("authorization") == "Bearer sk-right-key":
                 return route.continue_()
             error = {"error": {"message": "the API key is not valid"}}
-            return route.fulfill(status=401, content_type="application/json", body=json.dumps(error))
+            return route.fulfill(
+                status=401, content_type="application/json", body=json.dumps(error)
+            )
 
         page.route("**/v1/kv/*", guarded)
         page.goto(self.server.url + "/")
         page.wait_for_selector("#ask[open]")
         page.fill("#k-key", "sk-wrong-key")
         page.click("#ask button[value='set']")
-        page.wait_for_function("document.getElementById('k-wrong').textContent.includes('not valid')")
+        page.wait_for_function(
+            "document.getElementById('k-wrong').textContent.includes('not valid')"
+        )
         page.fill("#k-key", "sk-right-key")
         page.click("#ask button[value='set']")
         page.wait_for_function("window.rootstockCost")
@@ -219,9 +263,13 @@ def main():
         try:
             server.fill()
             flags = ["--no-sandbox", "--disable-gpu", "--force-color-profile=srgb"]
-            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags, timeout=PATIENCE_MS)
+            browser = playwright.chromium.launch(
+                executable_path="/usr/bin/chromium", args=flags, timeout=PATIENCE_MS
+            )
             checks = Checks(browser, server)
-            for name in [name for name in vars(Checks) if name != "open" and not name.startswith("_")]:
+            for name in [
+                name for name in vars(Checks) if name != "open" and not name.startswith("_")
+            ]:
                 try:
                     getattr(checks, name)()
                     passed += 1

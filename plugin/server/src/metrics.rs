@@ -443,9 +443,8 @@ mod tests {
             ("unknown", "computed", 52 + 4),
         ];
         for (kind, source, tokens) in kinds {
-            let line = format!(
-                "rootstock_prompt_kind_tokens_total{{kind=\"{kind}\",source=\"{source}\"}} {tokens}\n"
-            );
+            let name = "rootstock_prompt_kind_tokens_total";
+            let line = format!("{name}{{kind=\"{kind}\",source=\"{source}\"}} {tokens}\n");
             assert!(text.contains(&line), "{line}{text}");
         }
     }

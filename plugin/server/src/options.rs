@@ -224,8 +224,8 @@ options! {
     /// Record every input of the core to this file, for `replay --exact`
     #[arg(long, env = "ROOTSTOCK_JOURNAL", value_name = "FILE")]
     journal: PathBuf,
-    /// Append a line of dynamo.request.trace.v1 to this file for each request that ends; prompts are
-    /// in it as hashes
+    /// Append a line of dynamo.request.trace.v1 to this file for each request that ends; prompts
+    /// are in it as hashes
     #[arg(long, env = "ROOTSTOCK_REQUEST_TRACE", value_name = "FILE")]
     request_trace: PathBuf,
     /// How log lines look; ROOTSTOCK_LOG chooses which there are [default: text]

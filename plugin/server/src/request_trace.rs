@@ -34,7 +34,7 @@ pub struct RequestTrace {
 
 /// A file that cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write the request trace {}: {source}; choose another --request-trace", path.display())]
+#[error("cannot write --request-trace {}: {source}; choose another file", path.display())]
 pub struct TraceError {
     path: PathBuf,
     source: io::Error,

@@ -144,7 +144,8 @@ impl View {
         let second = match seen.stats() {
             None => "numbers about everybody are told on the server's own machine only".to_owned(),
             Some(_) => format!(
-                "first token {} (95 % {})   cached {}   batch {} running, {} waiting   {:.0} tokens/s   step {}",
+                "first token {} (95 % {})   cached {}   batch {} running, {} waiting   \
+                 {:.0} tokens/s   step {}",
                 time(seen.quantile("ttft", 0.5)),
                 time(seen.quantile("ttft", 0.95)),
                 hit.map_or("-".to_owned(), |hit| format!("{:.0} %", 100.0 * hit)),
@@ -171,10 +172,10 @@ impl View {
             )];
             let mut at = 0;
             let states = [
-                ("leased", '█'),
-                ("held", '▓'),
-                ("in_transit", '▓'),
-                ("evictable", '▒'),
+                ("leased", '\u{2588}'),
+                ("held", '\u{2593}'),
+                ("in_transit", '\u{2593}'),
+                ("evictable", '\u{2592}'),
             ];
             let mut sum = 0;
             for (state, mark) in states {
@@ -186,7 +187,10 @@ impl View {
                 ));
                 at = end.max(at);
             }
-            spans.push(Span::styled("·".repeat(30_usize.saturating_sub(at)), SOFT));
+            spans.push(Span::styled(
+                "\u{b7}".repeat(30_usize.saturating_sub(at)),
+                SOFT,
+            ));
             let used = total - pages("free").min(total);
             spans.push(Span::raw(format!(
                 " {} of {} tokens",
@@ -218,7 +222,11 @@ impl View {
             }
             let bar = cells(part.pages, most.unwrap_or(1).max(1), BAR).max(1);
             let indent = "  ".repeat(depth.min(16));
-            let mark = if part.pinned > 0 { "◆" } else { "■" };
+            let mark = if part.pinned > 0 {
+                "\u{25c6}"
+            } else {
+                "\u{25a0}"
+            };
             let below = match part.weight() > part.pages {
                 true => format!(" of {} below", tokens(part.weight())),
                 false => String::new(),
@@ -227,7 +235,7 @@ impl View {
                 Span::raw(indent),
                 Span::styled(format!("{mark} "), self.style(part)),
                 Span::raw(format!("{:>7} ", tokens(part.pages))),
-                Span::styled("▬".repeat(bar), self.style(part)),
+                Span::styled("\u{25ac}".repeat(bar), self.style(part)),
                 Span::styled(format!(" {words}{below}"), SOFT),
             ]);
             mark_row(line, self.pane == Pane::Tree && row == self.chosen.0)
@@ -282,9 +290,9 @@ impl View {
     fn programs(&self, frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
         let line = |(row, program): (usize, &Program)| {
             let state = match (program.running, program.done) {
-                (1.., _) => Span::styled("● ", Style::new().fg(Color::Green)),
-                (0, true) => Span::styled("· ", SOFT),
-                (0, false) => Span::styled("○ ", SOFT),
+                (1.., _) => Span::styled("\u{25cf} ", Style::new().fg(Color::Green)),
+                (0, true) => Span::styled("\u{b7} ", SOFT),
+                (0, false) => Span::styled("\u{25cb} ", SOFT),
             };
             let due = match program.expected_in_s {
                 Some(due) if due < 0.0 => format!("{:.0} s late", -due),
@@ -445,12 +453,12 @@ mod tests {
             "40 tokens/s",
             "step 30 ms",
             "14.4 k of 16.0 k tokens",
-            "◆    4096",
+            "\u{25c6}    4096",
             "system, pinned 241 s, in use of 11.2 k below",
             "tool output",
             "7 more",
             "80 device, room by review, kept below",
-            "● review",
+            "\u{25cf} review",
             "4 s late",
             "q quits",
         ] {
