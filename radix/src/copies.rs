@@ -91,14 +91,6 @@ impl Flights {
         self.next += 1;
         id
     }
-
-    /// Copies that are not acknowledged.
-    pub(crate) fn under_way(&self) -> usize {
-        self.all
-            .values()
-            .filter(|flight| flight.pages.is_some())
-            .count()
-    }
 }
 
 impl PrefixCache {
@@ -303,15 +295,7 @@ impl PrefixCache {
             .expect("it was just found");
         self.clock += 1;
         self.flights.failed += u64::from(!done.ok);
-        if done.ok {
-            let (down, up) = &mut self.flights.arrived;
-            let counter = if Some(flight.to) == self.host {
-                down
-            } else {
-                up
-            };
-            *counter += u64::from(flight.end - flight.start);
-        }
+        self.count_arrival(&flight, done.ok);
         self.land(&flight, pages, done.ok);
         let (path, depth) = flight.path;
         if Some(flight.to) == self.host {

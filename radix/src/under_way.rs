@@ -5,9 +5,30 @@
 
 use crate::Lease;
 use crate::cache::PrefixCache;
+use crate::copies::{Flight, Flights};
 use rootstock_memory::{CopyPlan, Nanos, ReplicaId, TierId};
 
+impl Flights {
+    /// Copies that are not acknowledged.
+    pub(crate) fn under_way(&self) -> usize {
+        let all = self.all.values();
+        all.filter(|flight| flight.is_under_way()).count()
+    }
+}
+
 impl PrefixCache {
+    /// Counts the pages that a copy brought.
+    pub(crate) fn count_arrival(&mut self, flight: &Flight, ok: bool) {
+        let (down, up) = &mut self.flights.arrived;
+        let to_host = Some(flight.to) == self.host;
+        let counter = if to_host { down } else { up };
+        *counter += if ok {
+            u64::from(flight.end - flight.start)
+        } else {
+            0
+        };
+    }
+
     /// Appends the copies of a replica's device that were planned since the last call.
     pub fn drain_copies_of(&mut self, replica: ReplicaId, out: &mut Vec<CopyPlan>) {
         out.append(&mut self.take_copies_of(TierId::Device(replica)));

@@ -20,8 +20,12 @@ from playwright.sync_api import sync_playwright
 
 SERVER, SHOTS = sys.argv[1], pathlib.Path(sys.argv[2])
 PROGRAMS, TEAMS = 200, 12
+# Of each program's prompt, what no other has: with what is shared a bit more than a million.
+OWN_BYTES = 4900
 SCRIPT_MS_MAX, BYTES_MAX = 33, 200_000
 PATIENCE_MS = 180_000
+SCHEMA = {"type": "object", "properties": {}}
+TOOLS = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
 NAMES = ["review", "fix", "plan", "search", "test"]
 
 
@@ -68,23 +72,27 @@ class Server:
                 "content": f"Team {team}: " + f"these are the files of project {team}. " * 40,
             },
         ]
-        for turn in range(2 + number % 3):
-            text = f"{number}.{turn} " + "line of a file that a tool has read; " * (
-                28 + (number * 7 + turn * 13) % 60
-            )
+        read = {"name": "read", "arguments": "{}"}
+        call = {"id": "c", "type": "function", "function": read}
+        turns = 2 + number % 3
+        for turn in range(turns):
+            # Some programs have much of their own, others little; the last result is the longest.
+            own = OWN_BYTES * (60 + 80 * (number * 37 % 100) // 100) // 100
+            size = own * (turn + 1) * 2 // (turns * (turns + 1))
+            text = f"{number}.{turn} " + "line of a file that a tool has read; " * (size // 37)
             messages += [
-                {"role": "assistant", "content": f"I look at {turn}."},
-                {"role": "user", "content": text},
+                {"role": "assistant", "content": f"I look at {turn}.", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": text},
             ]
-        room = 4700 - sum(len(message["content"]) for message in messages[2:])
-        if room > 0:
-            messages.append(
-                {"role": "user", "content": f"{number} " + "and what follows " * (room // 17)}
-            )
         hints = {"program_id": f"team-{team}/{NAMES[number % 5]}-{number:03d}"}
         self.post(
             "/v1/chat/completions",
-            {"messages": messages, "max_tokens": 4, "nvext": {"agent_hints": hints}},
+            {
+                "messages": messages,
+                "tools": TOOLS,
+                "max_tokens": 4,
+                "nvext": {"agent_hints": hints},
+            },
         )
 
     def fill(self):
@@ -101,19 +109,27 @@ class Server:
             self.post("/v1/kv/actions", {"actions": [action]})
 
 
-def script_ms(session):
+def spent_ms(session):
+    """Processor time of the page's thread: in scripts, and in all it does."""
     metrics = session.send("Performance.getMetrics")["metrics"]
-    return 1000 * next(one["value"] for one in metrics if one["name"] == "ScriptDuration")
+    named = {one["name"]: 1000 * one["value"] for one in metrics}
+    return named["ScriptDuration"], named["TaskDuration"]
+
+
+def until(page, reached):
+    """Waits for an expression. The page's policy forbids what waits inside it."""
+    for _ in range(PATIENCE_MS // 50):
+        if page.evaluate(f"Boolean({reached})"):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never came: {reached}")
 
 
 def refreshes(page, count):
     """Waits until the page has shown so many further answers."""
-    page.evaluate("window.seen = 0; window.was = window.rootstockCost")
-    page.wait_for_function(
-        "() => { if (window.was !== window.rootstockCost) { window.seen++; "
-        f"window.was = window.rootstockCost; }} return window.seen >= {count}; }}",
-        polling=50,
-    )
+    for _ in range(count):
+        page.evaluate("window.was = window.rootstockCost")
+        until(page, "window.was !== window.rootstockCost")
 
 
 class Checks:
@@ -131,7 +147,7 @@ class Checks:
         page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(self.server.url + "/")
-        page.wait_for_function("window.rootstockCost")
+        until(page, "window.rootstockCost")
         return page
 
     def a_refresh_of_the_large_tree_is_within_its_budget(self):
@@ -143,22 +159,20 @@ class Checks:
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         refreshes(page, 2)
-        before, count = script_ms(session), 8
+        before, count = spent_ms(session), 8
         refreshes(page, count)
-        spent = (script_ms(session) - before) / count
+        script, task = ((now - then) / count for now, then in zip(spent_ms(session), before))
         cost = page.evaluate("window.rootstockCost")
         print(
             f"{tokens:,} tokens, {picture['nodes']} nodes, {cost['parts']} parts, "
             f"{cost['programs']} programs: "
-            f"{spent:.1f} ms of script and {cost['bytes']:,} bytes a refresh",
+            f"{script:.1f} ms of script, {task:.1f} ms in all and {cost['bytes']:,} bytes a refresh",
             flush=True,
         )
-        assert spent <= SCRIPT_MS_MAX, spent
+        assert task <= SCRIPT_MS_MAX, task
         assert cost["bytes"] < BYTES_MAX, cost
         page.hover("#tree", position={"x": 300, "y": 60})
-        page.wait_for_function(
-            "document.getElementById('told').textContent.includes('tokens from token')"
-        )
+        until(page, "document.getElementById('told').textContent.includes('tokens from token')")
         page.screenshot(path=SHOTS / "page-light.png", full_page=True)
 
     def keys_walk_the_tree_go_in_and_come_out(self):
@@ -175,9 +189,9 @@ class Checks:
         assert told() == first, (told(), first)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.getElementById('where').textContent.includes('Escape')")
+        until(page, "document.getElementById('where').textContent.includes('Escape')")
         page.keyboard.press("Escape")
-        page.wait_for_function("!document.getElementById('where').textContent.includes('Escape')")
+        until(page, "!document.getElementById('where').textContent.includes('Escape')")
         assert page.evaluate("document.activeElement.id") == "tree"
 
     def verbs_are_sent_and_their_outcome_is_said(self):
@@ -186,14 +200,12 @@ class Checks:
         page.keyboard.press("ArrowRight")
         assert page.input_value("#a-what").startswith("node ")
         page.click("button[value='kv.pin']")
-        page.wait_for_function(
-            "document.getElementById('a-said').textContent.startsWith('Accepted')"
-        )
+        until(page, "document.getElementById('a-said').textContent.startsWith('Accepted')")
         pinned = [part for part in self.server.get("/v1/kv/picture")["parts"] if part.get("pinned")]
         assert pinned
         page.fill("#a-what", "nobody-knows-it")
         page.click("button[value='kv.release']")
-        page.wait_for_function("document.getElementById('a-said').className === 'wrong'")
+        until(page, "document.getElementById('a-said').className === 'wrong'")
         page.click("#programs tr:nth-child(2)")
         assert page.input_value("#a-what").startswith("team-")
 
@@ -204,11 +216,9 @@ class Checks:
         page.keyboard.press("Escape")
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("d")
-        page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        until(page, "document.documentElement.dataset.theme === 'dark'")
         page.reload()
-        page.wait_for_function(
-            "document.documentElement.dataset.theme === 'dark' && window.rootstockCost"
-        )
+        until(page, "document.documentElement.dataset.theme === 'dark' && window.rootstockCost")
         page.keyboard.press(" ")
         assert page.text_content("#pause") == "Resume"
         page.screenshot(path=SHOTS / "page-dark.png")
@@ -242,12 +252,10 @@ class Checks:
         page.wait_for_selector("#ask[open]")
         page.fill("#k-key", "sk-wrong-key")
         page.click("#ask button[value='set']")
-        page.wait_for_function(
-            "document.getElementById('k-wrong').textContent.includes('not valid')"
-        )
+        until(page, "document.getElementById('k-wrong').textContent.includes('not valid')")
         page.fill("#k-key", "sk-right-key")
         page.click("#ask button[value='set']")
-        page.wait_for_function("window.rootstockCost")
+        until(page, "window.rootstockCost")
         assert page.evaluate("document.getElementById('ask').open") is False
         assert page.evaluate("localStorage.getItem('key')") is None, "it stays in its tab"
 

@@ -138,7 +138,7 @@ fn times_are_by_class_of_the_request_and_of_the_step_and_prompts_by_kind_and_sou
             "rootstock_step_seconds_count{{class=\"{class}\"}}"
         ))
     };
-    assert!(steps("prefill") >= 4.0 && steps("decode") >= 1.0);
+    assert!(steps("prefill") >= 1.0 && steps("decode") >= 1.0);
     assert_eq!(
         ["prefill", "decode", "mixed", "copies"]
             .map(steps)
