@@ -7,6 +7,7 @@ kits ask a core to show its inside by an interface of its own: ours answers what
 from outside, and refuses what reaches into it.
 """
 
+import os
 import re
 import unittest
 from unittest import mock
@@ -16,7 +17,10 @@ import sglang_cores  # noqa: F401  registers our core
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.test.kits.unified_radix_cache import core, fixtures, insert_walk, kv_events, mixins
+
+# SGLang's test helpers make a port of the first device's number.
+with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "0"}):
+    from sglang.test.kits.unified_radix_cache import core, fixtures, insert_walk, kv_events, mixins
 from sglang.test.kits.unified_radix_cache.config import CONFIGS
 from sglang.test.kits.unified_radix_cache.unified_tree_core_inspection_interface import (
     UnifiedTreeCoreInspectionInterface,
@@ -86,6 +90,7 @@ class Suite(unittest.TestCase):
 def build(backend, cfg, **more):
     with (
         mock.patch.object(fixtures, "TREE_CORE_TEST_BACKEND", backend),
+        mock.patch.object(fixtures, "get_device", lambda: "cpu"),
         mock.patch("rootstock.sglang.core.RootstockTreeCore", Inspected),
     ):
         return fixtures.build_fixture(cfg, **more)
