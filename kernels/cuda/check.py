@@ -146,26 +146,48 @@ def occupancy(arch, threads, registers, shared):
     return blocks * warps * 100 // (threads_max // 32)
 
 
-def traffic(kernel, dim, number):
-    """Bytes moved from and to memory against the least possible, at a typical shape."""
+def attention_traffic(kernel, dim, number):
+    """The same for attention: 4096 positions of one KV head, f32 queries and results."""
     row = dim * BYTES[number] + (4 if number >= 3 else 0)
     context, heads = 4096, 4
+    splits = context // 512
+    if kernel == "store_kv":
+        # A token of 32 query heads and 8 KV heads; each head asks for the angles.
+        queries, stored = 32 * dim * 8, 16 * (dim * 4 + row)
+        return queries + stored + 40 * dim * 4, queries + stored + dim * 4
+    if kernel == "attention_merge":
+        # Each thread looks at the sums of all splits, twice at the largest score.
+        return splits * dim * 16 + dim * 4, splits * (dim + 2) * 4 + dim * 4
     if kernel.startswith("attention_decode"):
-        group = int(kernel.rsplit("_", 1)[1])
-        if group != heads:
-            return None
+        # As many query heads as the kernel takes; a partial result a split, written and read.
+        heads = int(kernel.rsplit("_", 1)[1])
         least = 2 * context * row + 2 * heads * dim * 4
-        # One partial result a split, written and read.
-        splits = context // 512
-        moved = least + 2 * splits * heads * (dim + 2) * 4 + splits * heads * dim * 4
-        return moved / least
-    if kernel == "attention_prefill":
-        # One head reads all keys up to its own once a tile of 64 queries; least: once for all.
-        tiles = context // 64
-        least = 2 * context * row + 2 * context * heads * dim * 4
-        moved = heads * sum(2 * 64 * (i + 1) * row for i in range(tiles))
-        return (moved + 2 * context * heads * dim * 4) / least
-    return None
+        return least + 2 * splits * heads * (dim + 2) * 4 + splits * heads * dim * 4, least
+    # Prefill: one head reads all keys up to its own once a tile of 64 queries; least: all once.
+    queries = 2 * context * heads * dim * 4
+    tiles = sum(2 * 64 * (i + 1) * row for i in range(context // 64))
+    return heads * tiles + queries, 2 * context * row + queries
+
+
+def traffic(kernel, dim, number):
+    """Bytes asked of memory and the least possible, at a typical shape; None: of no interest."""
+    if dim:
+        return attention_traffic(kernel, dim, number)
+    rows, cols, tokens = 14336, 4096, 512
+    if kernel.startswith("product_rows"):
+        # One token; two rows of weights a warp, each warp asks for the token.
+        bytes_ = 4 if kernel.endswith("f32") else 2
+        least = rows * cols * bytes_ + (rows + cols) * 4
+        return rows * cols * bytes_ + rows // 2 * cols * 4 + rows * 4, least
+    if kernel.startswith("product_tiles"):
+        # Tiles of 64 rows and 64 tokens.
+        tiles = rows // 64 * (tokens // 64) * 64 * cols * (2 + 4)
+        out = rows * tokens * 4
+        return tiles + out, rows * cols * 2 + cols * tokens * 4 + out
+    # The norm reads its row twice; the others touch each byte once.
+    once = {"rms_norm": (12, 8), "silu_mul": (12, 12), "embed": (6, 6)}
+    once |= {"pages_gather": (2, 2), "pages_scatter": (2, 2), "feed": (16, 16)}
+    return once.get(kernel)
 
 
 def threads_of(files):
@@ -179,12 +201,12 @@ def table(results, nvrtc):
         "",
         "Written by `check.py --write`, compared in CI. Registers a thread, static and dynamic",
         "shared memory a block, and the share of an SM's warps that fit at once (by arithmetic",
-        f"from these). NVRTC and ptxas {nvrtc}; spills are an error. Traffic: bytes that the kernel",
-        "asks of the memory system against the least possible, context 4096, 4 query heads a KV",
-        "head (a group of another size reads the same keys; of prefill the caches serve most).",
+        f"from these). NVRTC and ptxas {nvrtc}; spilled bytes are an error. Traffic: bytes that the",
+        "kernel asks of the memory system against the least possible, at the shapes of `traffic`",
+        "in check.py; caches serve most of what is asked for more than once.",
         "",
-        "| module | kernel | regs 80/90/100 | shared | occupancy 80/90/100 | traffic |",
-        "|---|---|---|---|---|---|",
+        "| module | kernel | regs 80/90/100 | shared | spills | occupancy 80/90/100 | traffic |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, files, _ in modules():
         threads = threads_of(files)
@@ -199,9 +221,12 @@ def table(results, nvrtc):
                 f"{occupancy(arch, threads[kernel], row[0], row[1] + dynamic)} %"
                 for arch, row in zip(ARCHES, rows)
             )
-            ratio = traffic(kernel, int(dim), number) if dim else None
-            ratio = f"{ratio:.2f}" if ratio else ""
-            lines.append(f"| {name} | {kernel} | {registers} | {shared} | {shares} | {ratio} |")
+            spills = max(row[2] for row in rows)
+            asked = traffic(kernel, int(dim or 0), number)
+            ratio = f"{asked[0] / asked[1]:.2f}" if asked else ""
+            lines.append(
+                f"| {name} | {kernel} | {registers} | {shared} | {spills} | {shares} | {ratio} |"
+            )
     return "\n".join(lines) + "\n"
 
 
