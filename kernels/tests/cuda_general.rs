@@ -15,7 +15,7 @@ mod mock;
 
 use case::{Rng, cases};
 use half::{bf16, f16};
-use mock::{Fault, Outcome, Variant, catch, on_mock, outcome_with};
+use mock::{Fault, Outcome, Variant, catch_all, on_mock, outcome_with};
 use rootstock_kernels::cuda::{
     Batch, BatchRows, Device, DeviceBuffer, DevicePages, GeneralKernels, KvFormat, NormCall,
     Numerics, PagePart, PageShape, ProductCall, SampleRow, Stream, WeightType,
@@ -460,6 +460,13 @@ fn the_device_draws_what_the_cpu_draws() {
             let (to, from) = (rng.below(vocab) as usize, rng.below(vocab) as usize);
             logits[to] = rng.pick(&[logits[from], f32::NAN, f32::NEG_INFINITY, 2.0]);
         }
+        if kind == 0 {
+            // Several are the largest: the first of them wins.
+            let most = logits.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+            for _ in 0..2 {
+                logits[rng.below(vocab) as usize] = most;
+            }
+        }
         let some = |kinds: [u64; 2]| kinds.contains(&kind);
         let row = SampleRow {
             temperature: if kind == 0 {
@@ -599,12 +606,7 @@ const FAULTS: &[(&str, Fault)] = &[
 
 #[test]
 fn every_planted_fault_in_the_rest_is_caught() {
-    if !case::plants_faults() {
-        return;
-    }
-    for (test, fault) in FAULTS {
-        if catch(test, &GENERAL, *fault).is_none() {
-            return;
-        }
+    if case::plants_faults() {
+        catch_all(FAULTS, &GENERAL);
     }
 }
