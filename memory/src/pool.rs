@@ -289,8 +289,9 @@ impl PagePool {
         assert!(n <= self.reserved, "reservation is not of this pool");
         reservation.left -= n;
         self.reserved -= n;
-        let ids: Vec<PageId> = (0..n).filter_map(|_| self.free.pop()).collect();
-        assert_eq!(ids.len(), n as usize, "reserved pages are in the free list");
+        let left = self.free.len().checked_sub(n as usize);
+        let left = left.expect("reserved pages are in the free list");
+        let ids: Vec<PageId> = self.free.drain(left..).rev().collect();
         for id in &ids {
             self.state[id.index()] = State::Out;
         }

@@ -394,12 +394,11 @@ impl PrefixCache {
             pages,
             partly: None,
         };
-        while let Some(child) = self.tree.child(reached.node, rest) {
+        while let Some((child, common)) = self.tree.step(reached.node, rest) {
             if !tier.is_resident(child) {
                 break;
             }
             let edge = self.tree.node(child).pages;
-            let common = self.tree.common_pages(child, rest);
             if common < edge {
                 reached.partly = Some((child, common));
                 break;

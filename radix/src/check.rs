@@ -345,14 +345,14 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
             let right = listed == expected && all.all(|(at, _)| shelf.holds(index(at)));
             ensure!("order", right, "{listed} of {expected} in cells");
         }
-        Order::Recency(list) => {
+        Order::Recency(ends) => {
             let mut place = vec![None; tree.nodes.capacity()];
-            let (mut at, mut prev, mut count) = (list.ends.map_or(NIL, |ends| ends.0), NIL, 0);
+            let (mut at, mut prev, mut count) = (ends.0.map_or(NIL, |ends| ends.0), NIL, 0);
             while at != NIL {
-                let links = list.links[at as usize];
+                let links = tier.span(at).links;
                 ensure!(
                     "order",
-                    links.listed && links.prev == prev,
+                    links.is_listed() && links.prev == prev,
                     "node {at} is unlinked"
                 );
                 ensure!(
@@ -366,7 +366,7 @@ fn check_order(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
             }
             ensure!(
                 "order",
-                list.ends.is_none_or(|ends| ends.1 == prev),
+                ends.0.is_none_or(|ends| ends.1 == prev),
                 "the tail is lost"
             );
             let expected = nodes()

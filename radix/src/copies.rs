@@ -502,7 +502,8 @@ impl PrefixCache {
                 if let Some(mark) = from.order.shelf().map(|shelf| shelf.mark_of(at)) {
                     self.tiers[to].remark(at, node, mark);
                 }
-                self.tiers[to].set_resident(at, &self.tree, part, |span| span.stamp = stamp);
+                self.tiers[to]
+                    .set_resident(at, &self.tree, part.to_vec(), |span| span.stamp = stamp);
                 arrived = true;
             } else {
                 self.tiers[to].pool.release_ids(part);

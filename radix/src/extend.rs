@@ -70,8 +70,7 @@ impl PrefixCache {
     fn extend_over_cached(&mut self, lease: &mut Lease, work: &mut Work<'_>) -> bool {
         let tier = usize::from(lease.replica.0);
         let mut end = self.end_of(lease);
-        while let Some(child) = self.tree.child(end, work.tokens) {
-            let common = self.tree.common_pages(child, work.tokens);
+        while let Some((child, common)) = self.tree.step(end, work.tokens) {
             let child = if common == self.tree.node(child).pages {
                 child
             } else if let Some(upper) = self.split(child, common) {

@@ -14,20 +14,50 @@ use std::collections::BTreeSet;
 /// Sorts before another: evicted first.
 pub(crate) type Rank = (i64, u64);
 
-/// Place of a node in the list of one tier.
+/// Neighbours of a node in a list; with `UNLISTED` as the one before it, it is in none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Links {
     pub(crate) prev: u32,
     pub(crate) next: u32,
-    pub(crate) listed: bool,
 }
+
+const UNLISTED: u32 = NIL - 1;
 
 impl Links {
     pub(crate) const NONE: Self = Self {
-        prev: NIL,
+        prev: UNLISTED,
         next: NIL,
-        listed: false,
     };
+
+    pub(crate) const fn is_listed(self) -> bool {
+        self.prev != UNLISTED
+    }
+}
+
+/// Where the links of a list are.
+pub(crate) trait Linked {
+    fn links(&self, at: u32) -> Links;
+    fn links_mut(&mut self, at: u32) -> &mut Links;
+}
+
+impl Linked for [Links] {
+    fn links(&self, at: u32) -> Links {
+        self[at as usize]
+    }
+
+    fn links_mut(&mut self, at: u32) -> &mut Links {
+        &mut self[at as usize]
+    }
+}
+
+impl Linked for [Span] {
+    fn links(&self, at: u32) -> Links {
+        self[at as usize].links
+    }
+
+    fn links_mut(&mut self, at: u32) -> &mut Links {
+        &mut self[at as usize].links
+    }
 }
 
 /// How nodes are ranked.
@@ -77,92 +107,106 @@ impl Ranking {
     }
 }
 
-/// Intrusive list; the links are in a vector indexed by node.
+/// The ends of an intrusive list: its oldest and its youngest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ends(pub(crate) Option<(u32, u32)>);
+
+impl Ends {
+    /// From the oldest on.
+    fn iter<L: Linked + ?Sized>(self, all: &L) -> impl Iterator<Item = u32> {
+        let first = self.0.map(|(head, _)| head);
+        std::iter::successors(first, |&at| {
+            Some(all.links(at).next).filter(|at| *at != NIL)
+        })
+    }
+
+    /// From the youngest on.
+    fn iter_back<L: Linked + ?Sized>(self, all: &L) -> impl Iterator<Item = u32> {
+        let last = self.0.map(|(_, tail)| tail);
+        std::iter::successors(last, |&at| Some(all.links(at).prev).filter(|at| *at != NIL))
+    }
+
+    /// Puts `at` behind `before`; at the front when that is `None`.
+    fn insert<L: Linked + ?Sized>(&mut self, all: &mut L, at: u32, before: Option<u32>) {
+        assert!(!all.links(at).is_listed(), "node {at} is listed already");
+        let prev = before.unwrap_or(NIL);
+        let next = match (before, self.0) {
+            (Some(before), _) => all.links(before).next,
+            (None, Some((head, _))) => head,
+            (None, None) => NIL,
+        };
+        *all.links_mut(at) = Links { prev, next };
+        let (mut head, mut tail) = self.0.unwrap_or((at, at));
+        if prev == NIL {
+            head = at;
+        } else {
+            all.links_mut(prev).next = at;
+        }
+        if next == NIL {
+            tail = at;
+        } else {
+            all.links_mut(next).prev = at;
+        }
+        self.0 = Some((head, tail));
+    }
+
+    fn remove<L: Linked + ?Sized>(&mut self, all: &mut L, at: u32) {
+        let links = std::mem::replace(all.links_mut(at), Links::NONE);
+        assert!(links.is_listed(), "node {at} is listed");
+        let Links { prev, next } = links;
+        let (mut head, mut tail) = self.0.expect("a listed node has a list");
+        if prev == NIL {
+            head = next;
+        } else {
+            all.links_mut(prev).next = next;
+        }
+        if next == NIL {
+            tail = prev;
+        } else {
+            all.links_mut(next).prev = prev;
+        }
+        self.0 = (head != NIL).then_some((head, tail));
+    }
+}
+
+/// Intrusive list with its links in a vector of its own.
 #[derive(Debug, Default)]
 pub(crate) struct List {
-    pub(crate) links: Vec<Links>,
-    pub(crate) ends: Option<(u32, u32)>,
+    links: Vec<Links>,
+    ends: Ends,
 }
 
 impl List {
     /// From the oldest on.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
-        let first = self.ends.map(|(head, _)| head);
-        std::iter::successors(first, |&at| {
-            let next = self.links[at as usize].next;
-            (next != NIL).then_some(next)
-        })
+        self.ends.iter(self.links.as_slice())
     }
 
-    /// From the youngest on.
-    fn iter_back(&self) -> impl Iterator<Item = u32> {
-        let last = self.ends.map(|(_, tail)| tail);
-        std::iter::successors(last, |&at| {
-            let prev = self.links[at as usize].prev;
-            (prev != NIL).then_some(prev)
-        })
+    /// The oldest.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.ends.0.map(|(head, _)| head)
     }
 
-    fn grow(&mut self, at: u32) {
-        if self.links.len() <= at as usize {
-            self.links.resize(at as usize + 1, Links::NONE);
-        }
+    /// The youngest.
+    pub(crate) fn last(&self) -> Option<u32> {
+        self.ends.0.map(|(_, tail)| tail)
     }
 
     /// Puts `at` behind `before`; at the front when that is `None`.
     pub(crate) fn insert(&mut self, at: u32, before: Option<u32>) {
-        self.grow(at);
-        assert!(
-            !self.links[at as usize].listed,
-            "node {at} is listed already"
-        );
-        let prev = before.unwrap_or(NIL);
-        let next = match (before, self.ends) {
-            (Some(before), _) => self.links[before as usize].next,
-            (None, Some((head, _))) => head,
-            (None, None) => NIL,
-        };
-        self.links[at as usize] = Links {
-            prev,
-            next,
-            listed: true,
-        };
-        let (mut head, mut tail) = self.ends.unwrap_or((at, at));
-        if prev == NIL {
-            head = at;
-        } else {
-            self.links[prev as usize].next = at;
+        if self.links.len() <= at as usize {
+            self.links.resize(at as usize + 1, Links::NONE);
         }
-        if next == NIL {
-            tail = at;
-        } else {
-            self.links[next as usize].prev = at;
-        }
-        self.ends = Some((head, tail));
+        self.ends.insert(self.links.as_mut_slice(), at, before);
     }
 
     pub(crate) fn holds(&self, at: u32) -> bool {
-        self.links
-            .get(at as usize)
-            .is_some_and(|links| links.listed)
+        let links = self.links.get(at as usize);
+        links.is_some_and(|links| links.is_listed())
     }
 
     pub(crate) fn remove(&mut self, at: u32) {
-        let Links { prev, next, listed } = self.links[at as usize];
-        assert!(listed, "node {at} is listed");
-        self.links[at as usize] = Links::NONE;
-        let (mut head, mut tail) = self.ends.expect("a listed node has a list");
-        if prev == NIL {
-            head = next;
-        } else {
-            self.links[prev as usize].next = next;
-        }
-        if next == NIL {
-            tail = prev;
-        } else {
-            self.links[next as usize].prev = prev;
-        }
-        self.ends = (head != NIL).then_some((head, tail));
+        self.ends.remove(self.links.as_mut_slice(), at);
     }
 }
 
@@ -180,9 +224,9 @@ pub(crate) enum Place {
 /// The order of one tier.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// All nodes without lease or pin, oldest first. Copies do not change it: what they keep is
-    /// passed over.
-    Recency(List),
+    /// All nodes without lease or pin, oldest first; the links are in the spans. Copies do not
+    /// change it: what they keep is passed over.
+    Recency(Ends),
     /// The candidates.
     Ranked(Ranking, BTreeSet<(Rank, u32)>),
     /// The candidates, by priority and learned worth.
@@ -192,7 +236,7 @@ pub(crate) enum Order {
 impl Order {
     pub(crate) fn new(ranking: Ranking) -> Self {
         match ranking {
-            Ranking::Recency => Self::Recency(List::default()),
+            Ranking::Recency => Self::Recency(Ends::default()),
             Ranking::Worth => Self::Worth(Box::new(Shelf::new(Agent::first_ranks()))),
             Ranking::Priority
             | Ranking::Frequency
@@ -208,26 +252,26 @@ impl Order {
     }
 
     /// `at` lost its last lease or its pin, or came in.
-    pub(crate) fn enter(&mut self, at: u32, place: Place, spans: &[Span]) {
-        let Self::Recency(list) = self else { return };
+    pub(crate) fn enter(&mut self, at: u32, place: Place, spans: &mut [Span]) {
+        let Self::Recency(ends) = self else { return };
         let behind = match place {
-            Place::Tail => list.ends.map(|(_, tail)| tail),
+            Place::Tail => ends.0.map(|(_, tail)| tail),
             Place::Front(below) => below,
             Place::ByStamp => {
                 let stamp = spans[at as usize].stamp;
                 // From the youngest on, so that it comes behind its children in any case: what
                 // was spent lies in front whatever its stamp.
-                list.iter_back()
+                ends.iter_back(spans)
                     .find(|&one| spans[one as usize].stamp <= stamp)
             }
         };
-        list.insert(at, behind);
+        ends.insert(spans, at, behind);
     }
 
     /// `at` gets its first lease or a pin, or goes.
-    pub(crate) fn leave(&mut self, at: u32) {
-        if let Self::Recency(list) = self {
-            list.remove(at);
+    pub(crate) fn leave(&mut self, at: u32, spans: &mut [Span]) {
+        if let Self::Recency(ends) = self {
+            ends.remove(spans, at);
         }
     }
 
@@ -261,9 +305,9 @@ impl Order {
     }
 
     /// The listed `lower` was split; `upper` is its new parent.
-    pub(crate) fn split(&mut self, lower: u32, upper: u32) {
-        if let Self::Recency(list) = self {
-            list.insert(upper, Some(lower));
+    pub(crate) fn split(&mut self, lower: u32, upper: u32, spans: &mut [Span]) {
+        if let Self::Recency(ends) = self {
+            ends.insert(spans, upper, Some(lower));
         }
     }
 
@@ -278,7 +322,9 @@ impl Order {
     /// Who goes first. Passes over what copies keep, which is bounded by the copies under way.
     pub(crate) fn first(&mut self, spans: &[Span]) -> Option<u32> {
         match self {
-            Self::Recency(list) => list.iter().find(|&at| spans[at as usize].is_candidate()),
+            Self::Recency(ends) => ends
+                .iter(spans)
+                .find(|&at| spans[at as usize].is_candidate()),
             Self::Ranked(_, set) => set.first().map(|&(_, at)| at),
             Self::Worth(shelf) => shelf.first(),
         }

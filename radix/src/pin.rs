@@ -329,8 +329,7 @@ impl PrefixCache {
             return path;
         };
         let mut rest = tokens;
-        while let Some(child) = self.tree.child(at, rest) {
-            let common = self.tree.common_pages(child, rest);
+        while let Some((child, common)) = self.tree.step(at, rest) {
             if common < self.tree.node(child).pages {
                 path.extend(self.split(child, common));
                 break;

@@ -1,17 +1,18 @@
 //! One open-addressing table for the children of all nodes: hash of (parent, first page) to node.
-//! Linear probing, backward-shift deletion, load at most 5/8. It never proves equality: the
-//! caller compares tokens. Never iterated, so its order cannot leak into a plan.
+//! Linear probing, backward-shift deletion, load at most 5/8. Eight bytes a slot: half of the hash
+//! finds its home and tells most others apart. It never proves equality: the caller compares
+//! tokens. Never iterated, so its order cannot leak into a plan.
 
-/// Slot content: full hash and node index; an index of `EMPTY` is a free slot.
+/// Slot content: a tag, which is the hash folded, and the node; an index of `EMPTY` is a free slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    hash: u64,
+    tag: u32,
     node: u32,
 }
 
 const EMPTY: u32 = u32::MAX;
 const FREE: Slot = Slot {
-    hash: 0,
+    tag: 0,
     node: EMPTY,
 };
 
@@ -36,13 +37,14 @@ impl ChildTable {
 
     /// The first node under `hash` for which `same` holds.
     pub(crate) fn find(&self, hash: u64, mut same: impl FnMut(u32) -> bool) -> Option<u32> {
-        let mut at = self.home(hash);
+        let tag = tag(hash);
+        let mut at = self.home(tag);
         loop {
             let slot = self.slots[at];
             if slot.node == EMPTY {
                 return None;
             }
-            if slot.hash == hash && same(slot.node) {
+            if slot.tag == tag && same(slot.node) {
                 return Some(slot.node);
             }
             at = self.after(at);
@@ -58,7 +60,10 @@ impl ChildTable {
                 self.place(slot);
             }
         }
-        self.place(Slot { hash, node });
+        self.place(Slot {
+            tag: tag(hash),
+            node,
+        });
         self.used += 1;
     }
 
@@ -80,7 +85,7 @@ impl ChildTable {
             }
             // A later entry may move into the hole when the hole lies between its home and it.
             let mask = self.slots.len() - 1;
-            let distance = at.wrapping_sub(self.home(slot.hash)) & mask;
+            let distance = at.wrapping_sub(self.home(slot.tag)) & mask;
             if distance >= at.wrapping_sub(hole) & mask {
                 self.slots[hole] = slot;
                 hole = at;
@@ -91,7 +96,7 @@ impl ChildTable {
     }
 
     fn position(&self, hash: u64, node: u32) -> usize {
-        let mut at = self.home(hash);
+        let mut at = self.home(tag(hash));
         while self.slots[at].node != node {
             assert!(
                 self.slots[at].node != EMPTY,
@@ -103,24 +108,26 @@ impl ChildTable {
     }
 
     fn place(&mut self, slot: Slot) {
-        let mut at = self.home(slot.hash);
+        let mut at = self.home(slot.tag);
         while self.slots[at].node != EMPTY {
             at = self.after(at);
         }
         self.slots[at] = slot;
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "only the low bits are wanted"
-    )]
-    const fn home(&self, hash: u64) -> usize {
-        (hash ^ hash >> 32) as usize & (self.slots.len() - 1)
+    const fn home(&self, tag: u32) -> usize {
+        tag as usize & (self.slots.len() - 1)
     }
 
     const fn after(&self, at: usize) -> usize {
         (at + 1) & (self.slots.len() - 1)
     }
+}
+
+/// Both halves of a hash as one.
+#[expect(clippy::cast_possible_truncation, reason = "the high half is in")]
+const fn tag(hash: u64) -> u32 {
+    (hash ^ hash >> 32) as u32
 }
 
 #[cfg(test)]

@@ -8,16 +8,17 @@
 
 use crate::TierStats;
 use crate::node::Node;
-use crate::order::{Order, Place, Rank, Ranking};
+use crate::order::{Links, Order, Place, Rank, Ranking};
 use crate::policy::agent::Mark;
-use crate::tree::{Tree, narrow};
+use crate::tree::{Tree, narrow, reserve_an_eighth};
 use rootstock_memory::{PageId, PagePool, Pages, Reservation, StepId, TierId};
 
 /// Bits of a rank by worth that are recency.
 const STAMP_BITS: u32 = 48;
 
-/// A node's state in one tier.
-#[derive(Clone, Copy, Debug, Default)]
+/// A node's state in one tier. Half a cache line, so that what a lookup changes of a node here is
+/// in one.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     /// Leases that cover it.
     pub(crate) leases: u32,
@@ -25,6 +26,8 @@ pub(crate) struct Span {
     pub(crate) kids: u32,
     /// When it was last used here, as a count of calls.
     pub(crate) stamp: u64,
+    /// Its place in the order of recency.
+    pub(crate) links: Links,
     /// Copies that read it, or that need it as the way to what they read or write.
     pub(crate) busy: u16,
     pub(crate) resident: bool,
@@ -40,7 +43,25 @@ pub(crate) struct Span {
     pub(crate) read: bool,
 }
 
-const _: () = assert!(size_of::<Span>() <= 24);
+const _: () = assert!(size_of::<Span>() <= 32);
+
+impl Default for Span {
+    fn default() -> Self {
+        Self {
+            leases: 0,
+            kids: 0,
+            stamp: 0,
+            links: Links::NONE,
+            busy: 0,
+            resident: false,
+            spent: false,
+            incoming: false,
+            pinned: false,
+            stuck: false,
+            read: false,
+        }
+    }
+}
 
 impl Span {
     /// Whether leases or copies keep it.
@@ -193,25 +214,30 @@ impl Tier {
         place: Place,
         change: impl FnOnce(&mut Span),
     ) {
-        let old = self.span(at);
-        let mut new = old;
-        change(&mut new);
-        *self.slot(at) = new;
+        let slot = self.slot(at);
+        let old = *slot;
+        change(slot);
+        let new = *slot;
         if node.is_root() {
             return;
         }
-        let pages = |kept: bool| if kept { node.pages } else { 0 };
-        self.leased -= pages(old.resident && old.is_kept());
-        self.leased += pages(new.resident && new.is_kept());
-        self.cached -= pages(old.resident);
-        self.cached += pages(new.resident);
+        if old.resident != new.resident || old.is_kept() != new.is_kept() {
+            let pages = |counted: bool| if counted { node.pages } else { 0 };
+            self.leased -= pages(old.resident && old.is_kept());
+            self.leased += pages(new.resident && new.is_kept());
+            self.cached -= pages(old.resident);
+            self.cached += pages(new.resident);
+        }
+        if let Order::Recency(_) = self.order {
+            if old.is_listed() && !new.is_listed() {
+                self.order.leave(at, &mut self.spans);
+            } else if !old.is_listed() && new.is_listed() {
+                self.order.enter(at, place, &mut self.spans);
+            }
+            return;
+        }
         if old.is_candidate() {
             self.order.unrank(at, node, &old);
-        }
-        if old.is_listed() && !new.is_listed() {
-            self.order.leave(at);
-        } else if !old.is_listed() && new.is_listed() {
-            self.order.enter(at, place, &self.spans);
         }
         if new.is_candidate() {
             self.order.rank(at, node, &new);
@@ -228,7 +254,7 @@ impl Tier {
             parent.resident && parent.leases > 0,
             "a path is placed from the root"
         );
-        self.set_resident(at, tree, &pages.disband(), |span| span.leases = 1);
+        self.set_resident(at, tree, pages.disband(), |span| span.leases = 1);
     }
 
     /// Makes `at` resident on `ids`, as the one used last but for what `change` says.
@@ -236,7 +262,7 @@ impl Tier {
         &mut self,
         at: u32,
         tree: &Tree,
-        ids: &[PageId],
+        ids: Vec<PageId>,
         change: impl FnOnce(&mut Span),
     ) {
         let node = tree.node(at);
@@ -264,7 +290,7 @@ impl Tier {
         let grown = narrow(pages.len());
         assert!(self.span(at).leases > 0, "a node grows under a lease");
         self.owned -= grown;
-        self.write_pages(node, node.start + node.pages - grown, &pages.disband());
+        self.write_pages(node, node.start + node.pages - grown, pages.disband());
         self.cached += grown;
         self.leased += grown;
     }
@@ -274,10 +300,11 @@ impl Tier {
         let span = self.span(lower);
         *self.slot(upper) = Span {
             kids: u32::from(span.resident),
+            links: Links::NONE,
             ..span
         };
         if span.is_listed() {
-            self.order.split(lower, upper);
+            self.order.split(lower, upper, &mut self.spans);
         }
         if let Some(shelf) = self.order.shelf() {
             let mark = shelf.mark_of(lower);
@@ -287,7 +314,15 @@ impl Tier {
 
     /// One lease more on a resident node.
     pub(crate) fn lease(&mut self, at: u32, node: &Node) {
-        assert!(self.span(at).resident, "only what is resident is leased");
+        let slot = self.slot(at);
+        assert!(slot.resident, "only what is resident is leased");
+        if slot.leases > 0 {
+            // No count of pages and no order changes with it.
+            slot.leases += 1;
+            slot.spent = false;
+            slot.stuck = false;
+            return;
+        }
         self.change(at, node, Place::Tail, |span| {
             span.leases += 1;
             span.spent = false;
@@ -297,13 +332,20 @@ impl Tier {
 
     /// One lease less; true when it was the last. The node was used until `now`.
     pub(crate) fn unlease(&mut self, at: u32, node: &Node, place: Place, now: u64) -> bool {
-        assert!(self.span(at).leases > 0, "node {at} is leased");
+        let slot = self.slot(at);
+        assert!(slot.leases > 0, "node {at} is leased");
+        if slot.leases > 1 {
+            slot.leases -= 1;
+            slot.stamp = now;
+            slot.spent = matches!(place, Place::Front(_));
+            return false;
+        }
         self.change(at, node, place, |span| {
-            span.leases -= 1;
+            span.leases = 0;
             span.stamp = now;
             span.spent = matches!(place, Place::Front(_));
         });
-        self.span(at).leases == 0
+        true
     }
 
     /// The node counts as used now, if it is here. Paths come leaf first.
@@ -313,8 +355,8 @@ impl Tier {
             return;
         }
         if span.is_listed() {
-            self.order.leave(at);
-            self.order.enter(at, Place::Tail, &self.spans);
+            self.order.leave(at, &mut self.spans);
+            self.order.enter(at, Place::Tail, &mut self.spans);
         }
         self.change(at, node, Place::Tail, |span| {
             span.stamp = now;
@@ -324,6 +366,9 @@ impl Tier {
 
     /// What the node is ranked by is about to change.
     pub(crate) fn unrank(&mut self, at: u32, node: &Node) {
+        if let Order::Recency(_) = self.order {
+            return;
+        }
         let span = self.span(at);
         if span.is_candidate() && !node.is_root() {
             self.order.unrank(at, node, &span);
@@ -332,6 +377,9 @@ impl Tier {
 
     /// What the node is ranked by has changed.
     pub(crate) fn rank(&mut self, at: u32, node: &Node) {
+        if let Order::Recency(_) = self.order {
+            return;
+        }
         let span = self.span(at);
         if span.is_candidate() && !node.is_root() {
             self.order.rank(at, node, &span);
@@ -407,28 +455,42 @@ impl Tier {
     fn slot(&mut self, at: u32) -> &mut Span {
         let at = at as usize;
         if self.spans.len() <= at {
+            reserve_an_eighth(&mut self.spans, at + 1);
             self.spans.resize(at + 1, Span::default());
         }
         &mut self.spans[at]
     }
 
-    fn write_pages(&mut self, node: &Node, first: u32, ids: &[PageId]) {
+    /// The ids of a whole run become it, others are put in their place.
+    fn write_pages(&mut self, node: &Node, first: u32, ids: Vec<PageId>) {
         let (run, first) = (node.run as usize, first as usize);
         if self.pages.len() <= run {
+            reserve_an_eighth(&mut self.pages, run + 1);
             self.pages.resize_with(run + 1, Vec::new);
         }
         let slot = &mut self.pages[run];
-        if slot.len() < first + ids.len() {
-            slot.resize(first + ids.len(), PageId::SCRATCH);
+        if slot.is_empty() && first == 0 {
+            *slot = ids;
+            return;
         }
-        slot[first..first + ids.len()].copy_from_slice(ids);
+        if slot.len() < first {
+            slot.resize(first, PageId::SCRATCH);
+        }
+        let known = ids.len().min(slot.len() - first);
+        let (over, behind) = ids.split_at(known);
+        slot[first..first + known].copy_from_slice(over);
+        slot.extend_from_slice(behind);
     }
 
     fn erase_pages(&mut self, node: &Node, keep: u32) {
         let run = &mut self.pages[node.run as usize];
         let part = (node.start + keep) as usize..(node.start + node.pages) as usize;
         self.pool.release_ids(&run[part.clone()]);
-        run[part].fill(PageId::SCRATCH);
+        if part.end == run.len() {
+            run.truncate(part.start);
+        } else {
+            run[part].fill(PageId::SCRATCH);
+        }
         while run.last() == Some(&PageId::SCRATCH) {
             run.pop();
         }

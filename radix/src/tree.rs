@@ -92,6 +92,32 @@ impl Tree {
         }
     }
 
+    /// The child of `parent` whose first page begins `rest`, and how many whole pages of its edge
+    /// `rest` has in common with it.
+    pub(crate) fn step(&self, parent: u32, rest: &[Token]) -> Option<(u32, u32)> {
+        let page = rest.get(..self.page_tokens)?;
+        let first = self.node(parent).first_child;
+        if first == NIL {
+            return None;
+        }
+        // The turns of a conversation are a chain of only children, which needs no table.
+        if self.node(first).next_sibling == NIL {
+            let common = self.common_pages(first, rest);
+            return (common > 0).then_some((first, common));
+        }
+        let mut common = 0;
+        let found = self.table.find(self.hash(parent, page), |at| {
+            let is_child = self.node(at).parent == parent;
+            common = if is_child {
+                self.common_pages(at, rest)
+            } else {
+                0
+            };
+            common > 0
+        });
+        Some((found?, common))
+    }
+
     /// The child of `parent` whose first page begins `rest`.
     pub(crate) fn child(&self, parent: u32, rest: &[Token]) -> Option<u32> {
         let page = rest.get(..self.page_tokens)?;
@@ -154,6 +180,9 @@ impl Tree {
         now: u64,
     ) -> u32 {
         let hash = self.hash(parent, &tokens[..self.page_tokens]);
+        if self.runs.len() == self.runs.capacity() {
+            self.runs.reserve_exact(self.runs.len() / 8 + 8);
+        }
         let run = narrow(self.runs.insert(tokens.to_vec()));
         let leaf = self.insert_node(Node {
             hash,
@@ -277,6 +306,9 @@ impl Tree {
     fn insert_node(&mut self, mut node: Node) -> u32 {
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         node.generation = self.generation;
+        if self.nodes.len() == self.nodes.capacity() {
+            self.nodes.reserve_exact(self.nodes.len() / 8 + 8);
+        }
         narrow(self.nodes.insert(node))
     }
 
@@ -315,22 +347,27 @@ impl Tree {
     }
 }
 
-/// Length of the common prefix. Compares 64 tokens at a time, which compiles to wide loads.
+/// Length of the common prefix. Blocks are compared as bytes, which the C library does with the
+/// widest loads of the machine; the block in which they differ is looked through once more.
 pub(crate) fn common_prefix(a: &[Token], b: &[Token]) -> usize {
-    const WIDE: usize = 64;
+    const BLOCKS: [usize; 2] = [512, 32];
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
     let mut at = 0;
-    for (x, y) in a.chunks_exact(WIDE).zip(b.chunks_exact(WIDE)) {
-        let differ = x.iter().zip(y).fold(0, |bits, (x, y)| bits | (x ^ y));
-        if differ != 0 {
-            break;
-        }
-        at += WIDE;
+    for block in BLOCKS {
+        let same = a[at..].chunks_exact(block).zip(b[at..].chunks_exact(block));
+        at += block * same.take_while(|(x, y)| x == y).count();
     }
-    at + a[at..]
-        .iter()
-        .zip(&b[at..])
-        .take_while(|(x, y)| x == y)
-        .count()
+    let rest = a[at..].iter().zip(&b[at..]);
+    at + rest.take_while(|(x, y)| x == y).count()
+}
+
+/// The arrays of nodes grow by an eighth, not to the double: they are most of what a tree weighs
+/// beside its tokens.
+pub(crate) fn reserve_an_eighth<T>(array: &mut Vec<T>, len: usize) {
+    if array.capacity() < len {
+        array.reserve_exact(len - array.len() + len / 8 + 8);
+    }
 }
 
 /// Node, run and page counts are bounded by `u32` pools.

@@ -390,7 +390,7 @@ impl PrefixCache {
         }
         let stamp = self.clock;
         self.judge_arrival(host, at);
-        self.tiers[host].set_resident(at, &self.tree, ids, |span| {
+        self.tiers[host].set_resident(at, &self.tree, ids.to_vec(), |span| {
             span.stamp = stamp;
             span.read = true;
         });

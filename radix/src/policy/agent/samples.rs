@@ -148,7 +148,7 @@ impl Samples {
     /// Nothing else asks for `at`: it may be forgotten once it is not in the tree.
     pub(crate) fn spare(&mut self, at: u32) {
         if self.all[at as usize].node == NIL && !self.spares.holds(at) {
-            let youngest = self.spares.ends.map(|(_, tail)| tail);
+            let youngest = self.spares.last();
             self.spares.insert(at, youngest);
         }
     }
@@ -158,7 +158,7 @@ impl Samples {
         if self.all.len() - self.free.len() <= self.known_max {
             return None;
         }
-        let (oldest, _) = self.spares.ends?;
+        let oldest = self.spares.first()?;
         self.spares.remove(oldest);
         self.table.remove(self.all[oldest as usize].hash, oldest);
         self.free.push(oldest);
