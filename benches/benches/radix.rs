@@ -23,14 +23,13 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rootstock_benches::drive::{Bench, DEVICE, REPLICA, drive, now, since};
 use rootstock_benches::fleet::Fleet;
+use rootstock_benches::micro::{LEAF_TOKENS, LEAVES_A_PARENT, key};
 use rootstock_benches::python_random::PythonRandom;
 use rootstock_benches::workload::{Request, Shape, Span};
 use rootstock_radix::{Key, PolicyKind};
 
 const PAGE_TOKENS: u32 = 16;
-const LEAF_TOKENS: u32 = 64;
 const LEAF_PAGES: u32 = LEAF_TOKENS / PAGE_TOKENS;
-const LEAVES_A_PARENT: u32 = 32;
 /// Operations between two looks at the clock.
 const BATCH: u64 = 256;
 /// Capacity of the shapes and the fleet, in tokens.
@@ -39,7 +38,7 @@ const CAPACITY_TOKENS: u32 = 1 << 20;
 /// Leaves of the micro trees.
 fn sizes() -> &'static [u32] {
     if measuring() {
-        &[1_000, 10_000, 100_000]
+        &[1_000, 10_000, 100_000, 1_000_000]
     } else {
         &[100]
     }
@@ -50,25 +49,16 @@ fn measuring() -> bool {
     std::env::args().any(|arg| arg == "--bench")
 }
 
-/// The key of a leaf: its parent's tokens, then its own.
-fn key(leaf: u32) -> Vec<u32> {
-    let parent = 1 << 32 | u64::from(leaf / LEAVES_A_PARENT);
-    let spans = [parent, 2 << 32 | u64::from(leaf)];
-    let spans = spans.map(|stream| Span {
-        stream,
-        start: 0,
-        len: LEAF_TOKENS,
-    });
-    let mut tokens = Vec::new();
-    Request::new(spans.to_vec(), 0).tokens(&mut tokens);
-    tokens
-}
-
 /// A tree of `leaves` leaves, with room for `spare` more.
 fn tree(leaves: u32, spare: u32) -> Bench {
+    tree_of(PAGE_TOKENS, leaves, spare)
+}
+
+/// The same with pages of another size.
+fn tree_of(page_tokens: u32, leaves: u32, spare: u32) -> Bench {
     let parents = leaves.div_ceil(LEAVES_A_PARENT) + spare.div_ceil(LEAVES_A_PARENT);
-    let pages = (leaves + spare + parents) * LEAF_PAGES;
-    let mut bench = Bench::new(PAGE_TOKENS, pages, PolicyKind::Lru).unwrap();
+    let pages = (leaves + spare + parents) * (LEAF_TOKENS / page_tokens);
+    let mut bench = Bench::new(page_tokens, pages, PolicyKind::Lru).unwrap();
     for leaf in 0..leaves {
         assert!(bench.insert(&key(leaf)));
     }
@@ -98,10 +88,17 @@ fn batches<I>(iters: u64, mut prepare: impl FnMut(u64) -> I, mut run: impl FnMut
 
 fn match_end(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("match_end");
-    for &leaves in sizes() {
-        let mut bench = tree(leaves, 0);
+    let others = if measuring() { 10_000 } else { 100 };
+    let mut cases: Vec<(u32, u32)> = sizes()
+        .iter()
+        .map(|&leaves| (PAGE_TOKENS, leaves))
+        .collect();
+    cases.extend([(1, others), (64, others)]);
+    for (page_tokens, leaves) in cases {
+        let mut bench = tree_of(page_tokens, leaves, 0);
         let mut rng = PythonRandom::new(1);
-        group.bench_function(BenchmarkId::from_parameter(leaves), |bencher| {
+        let id = BenchmarkId::new(format!("pages of {page_tokens}"), leaves);
+        group.bench_function(id, |bencher| {
             bencher.iter_custom(|iters| {
                 let prepare = |count| (count, random_keys(&mut rng, leaves));
                 batches(iters, prepare, |(count, keys)| {

@@ -35,20 +35,27 @@ impl Bench {
     /// # Errors
     /// The cache's.
     pub fn new(page_tokens: u32, pages: u32, policy: PolicyKind) -> Result<Self, CacheError> {
-        let config = CacheConfig {
+        Self::with(&CacheConfig {
             page_tokens,
             device_pages: vec![pages],
             policy,
             max_nodes: pages.saturating_add(16),
             ..CacheConfig::default()
-        };
-        let mut cache = PrefixCache::new(&config)?;
+        })
+    }
+
+    /// A cache with one replica.
+    ///
+    /// # Errors
+    /// The cache's.
+    pub fn with(config: &CacheConfig) -> Result<Self, CacheError> {
+        let mut cache = PrefixCache::new(config)?;
         let ns = cache.namespace(&NamespaceKey::default())?;
         Ok(Self {
             cache,
             ns,
             now: 0,
-            page_tokens,
+            page_tokens: config.page_tokens,
         })
     }
 

@@ -3,6 +3,7 @@
 
 pub mod drive;
 pub mod fleet;
+pub mod micro;
 pub mod python_random;
 pub mod trace;
 pub mod workload;

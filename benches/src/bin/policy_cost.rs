@@ -2,24 +2,23 @@
 //! callgrind, since times of a shared machine are noise.
 //!
 //! `valgrind --tool=callgrind --toggle-collect='policy_cost::measured*' --callgrind-out-file=FILE
-//! policy_cost POLICY OPERATION`, then the instructions collected divided by those it prints. The
-//! tree has 20,000 leaves of 64 tokens, 32 to a parent of 64, pages of 16; between two operations
-//! 10 ms pass. `match` is match and end of a random key of 128 tokens, `insert` match, reserve,
-//! extend and end of a new leaf, `evict` room for one leaf.
+//! policy_cost POLICY OPERATION [LEAVES]`, then the instructions collected divided by those it
+//! prints. The tree has 20,000 leaves of 64 tokens, 32 to a parent of 64, pages of 16; between two
+//! operations 10 ms pass. `match` is match and end of a random key of 128 tokens, `insert` match,
+//! reserve, extend and end of a new leaf, `evict` room for one leaf.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
 use std::io::{self, Write};
 
 use rootstock_benches::drive::{Bench, DEVICE};
+use rootstock_benches::micro::{LEAF_TOKENS, key, nodes};
 use rootstock_benches::python_random::PythonRandom;
-use rootstock_benches::workload::{Request, Span};
 use rootstock_radix::PolicyKind;
 
+/// Leaves where none are asked for.
 const LEAVES: u32 = 20_000;
 const OPERATIONS: u32 = 10_000;
-const LEAF_TOKENS: u32 = 64;
-const LEAVES_A_PARENT: u32 = 32;
 const PAGE_TOKENS: u32 = 16;
 const STEP_NS: u64 = 10_000_000;
 
@@ -32,9 +31,12 @@ enum Operation {
 
 fn main() -> io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let usage = || io::Error::other("usage: policy_cost lru|priority|agent match|insert|evict");
-    let [policy, operation] = args.as_slice() else {
-        return Err(usage());
+    let usage =
+        || io::Error::other("usage: policy_cost lru|priority|agent match|insert|evict [LEAVES]");
+    let (policy, operation, leaves) = match args.as_slice() {
+        [policy, operation] => (policy, operation, LEAVES),
+        [policy, operation, leaves] => (policy, operation, leaves.parse().map_err(|_| usage())?),
+        _ => return Err(usage()),
     };
     let policy = match policy.as_str() {
         "lru" => PolicyKind::Lru,
@@ -48,10 +50,9 @@ fn main() -> io::Result<()> {
         "evict" => Operation::Evict,
         _ => return Err(usage()),
     };
-    let leaves = LEAVES + OPERATIONS;
-    let pages = (leaves + leaves.div_ceil(LEAVES_A_PARENT)) * (LEAF_TOKENS / PAGE_TOKENS);
+    let pages = nodes(leaves + OPERATIONS) * (LEAF_TOKENS / PAGE_TOKENS);
     let mut bench = Bench::new(PAGE_TOKENS, pages, policy).map_err(io::Error::other)?;
-    for leaf in 0..LEAVES {
+    for leaf in 0..leaves {
         bench.now += STEP_NS;
         bench.insert(&key(leaf));
     }
@@ -59,8 +60,8 @@ fn main() -> io::Result<()> {
     for step in 0..OPERATIONS {
         bench.now += STEP_NS;
         let leaf = match operation {
-            Operation::Match => rng.randint(0, LEAVES - 1),
-            Operation::Insert | Operation::Evict => LEAVES + step,
+            Operation::Match => rng.randint(0, leaves - 1),
+            Operation::Insert | Operation::Evict => leaves + step,
         };
         let tiers = bench.cache.stats().tiers;
         let free = tiers.first().map_or(0, |tier| tier.free);
@@ -87,17 +88,4 @@ fn measured(bench: &mut Bench, operation: Operation, key: &[u32], room: u32) {
             drop(black_box(made));
         }
     }
-}
-
-fn key(leaf: u32) -> Vec<u32> {
-    let parent = 1 << 32 | u64::from(leaf / LEAVES_A_PARENT);
-    let spans = [parent, 2 << 32 | u64::from(leaf)];
-    let spans = spans.map(|stream| Span {
-        stream,
-        start: 0,
-        len: LEAF_TOKENS,
-    });
-    let mut tokens = Vec::new();
-    Request::new(spans.to_vec(), 0).tokens(&mut tokens);
-    tokens
 }
