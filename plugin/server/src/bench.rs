@@ -9,18 +9,21 @@
 //! in `nvext`, which other servers ignore.
 //!
 //! `client.rs` speaks HTTP, `script.rs` says what is asked, `runner.rs` when, `report.rs` and
-//! `plot.rs` tell what came of it.
+//! `plot.rs` tell what came of it. `records.rs` is `rootstock bench report`: tables and plots of what
+//! benches recorded.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 mod client;
 mod plot;
+mod records;
 mod report;
 mod runner;
 mod script;
 
 use client::Target;
+pub use records::{ReportFlags, report};
 pub use report::{Call, Report};
 
 /// What programs do.
@@ -139,6 +142,24 @@ pub enum BenchError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// A file that cannot be read.
+    #[error("cannot read {path:?}: {source}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line of a file of records.
+    #[error("{path:?}, line {line} is no record: {source}; see benches/peers")]
+    Record {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: u32,
+        /// What is wrong.
+        source: serde_json::Error,
     },
     /// The report as JSON.
     #[error("cannot write JSON: {0}")]

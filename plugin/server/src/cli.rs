@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::about;
-use crate::bench::AgentFlags;
 use crate::chat_client::ChatFlags;
+use crate::bench::{AgentFlags, ReportFlags};
 use crate::config::{Config, ConfigError};
 use crate::free_memory::free_memory_bytes;
 use crate::options::{FileError, Options};
@@ -40,7 +40,7 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Replay a trace to see what a cache would find, or a journal to compare every plan
     Replay(ReplayArgs),
-    /// Measure a running server, this one or another
+    /// Measure a running server, this one or another; or show what was measured
     Bench(BenchArgs),
     /// Talk with a running server, and see what of each prompt was cached
     Chat(ChatFlags),
@@ -67,6 +67,8 @@ pub struct BenchArgs {
 pub enum Bench {
     /// Agent programs of several turns against a server that speaks OpenAI's chat completions
     Agents(Box<AgentFlags>),
+    /// Tables and plots of figures that benches recorded
+    Report(ReportFlags),
 }
 
 /// Flags of `serve`.
@@ -173,6 +175,26 @@ mod tests {
             panic!("not bench")
         };
         assert_eq!((flags.users, flags.background, flags.hints), (2, 24, true));
+    }
+
+    #[test]
+    fn a_report_needs_records() {
+        let cli = Cli::parse_from([
+            "rootstock",
+            "bench",
+            "report",
+            "one.jsonl",
+            "--plots",
+            "out",
+        ]);
+        let Some(Command::Bench(BenchArgs {
+            what: Bench::Report(flags),
+        })) = cli.command
+        else {
+            panic!("not bench report")
+        };
+        assert_eq!(flags.files, [PathBuf::from("one.jsonl")]);
+        assert!(Cli::try_parse_from(["rootstock", "bench", "report"]).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 pub mod about;
 pub mod app;
 pub mod bench;
+mod chart;
 pub mod chat_client;
 pub mod cli;
 mod clock;

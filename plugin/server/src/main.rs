@@ -43,6 +43,9 @@ fn main() -> ExitCode {
             Bench::Agents(flags) => {
                 bench::agents(&flags, &mut io::stdout().lock()).map_err(Into::into)
             }
+            Bench::Report(flags) => {
+                bench::report(&flags, &mut io::stdout().lock()).map_err(Into::into)
+            }
         },
         Some(Command::Chat(flags)) => chat(flags),
         #[cfg(feature = "top")]

@@ -26,19 +26,23 @@ mod report;
 mod request_trace;
 mod row;
 mod signals;
+mod step_model;
+mod tally;
 mod ticker;
 mod trace;
 mod tree;
 
-use jobs::{Job, Line, Outcome};
+use jobs::{Job, Line, Outcome, Setting};
 use read::TraceFile;
 use report::{INFINITE, OPTIMUM, ratio};
+use step_model::StepModel;
 
 pub use error::ReplayError;
 pub use policy::{Policy, UnknownPolicy};
 pub use read::TraceForm;
 pub use report::{Entry, Expected, Report};
 pub use signals::Signal;
+pub use tally::Times;
 
 /// Blocks of a cache, at most: as many as a trace may have.
 const CAPACITY_BLOCKS_MAX: u32 = 1 << 28;
@@ -58,6 +62,12 @@ pub struct ReplayFlags {
     /// Tokens of a host tier below each capacity; the optimum has both in one
     #[arg(long, value_name = "TOKENS", default_value_t = 0, requires = "trace")]
     pub host_capacity: u64,
+    /// Tokens of a storage tier below the host tier
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, requires = "trace")]
+    pub storage_capacity: u64,
+    /// Journal of a run, whose step times tell how long prompts would take; see serve --journal
+    #[arg(long, value_name = "JOURNAL", requires = "trace")]
+    pub step_times: Option<PathBuf>,
     /// Signals of the rows that count, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "trace")]
     pub signals: Vec<Signal>,
@@ -86,7 +96,11 @@ pub fn run(trace: &Path, flags: &ReplayFlags, out: &mut dyn Write) -> Result<(),
     let text = if flags.json {
         serde_json::to_string_pretty(&report).map_err(ReplayError::Json)? + "\n"
     } else {
-        report.table() + &report.expectations() + &report.closing()
+        report.table()
+            + &report.savings()
+            + &report.times()
+            + &report.expectations()
+            + &report.closing()
     };
     let failed = |source| ReplayError::File {
         path: PathBuf::from("standard output"),
@@ -106,7 +120,15 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
     let file = read::read_file(trace, flags.page_size, &flags.signals, &reading)?;
     reading.finish_and_clear();
     let capacities = capacities(&flags.capacity, &file)?;
-    let host_blocks = host_blocks(flags.host_capacity, file.page_tokens)?;
+    let host_blocks = lower_blocks(flags.host_capacity, file.page_tokens)?;
+    let storage_blocks = lower_blocks(flags.storage_capacity, file.page_tokens)?;
+    if storage_blocks > 0 && host_blocks == 0 {
+        return Err(ReplayError::StorageAlone {
+            tokens: flags.storage_capacity,
+        });
+    }
+    let model = flags.step_times.as_deref().map(StepModel::of_journal);
+    let model = model.transpose()?;
     let policies = policies(&flags.policies).into_iter().map(Line::Policy);
     let jobs: Vec<Job> = policies
         .chain([Line::Optimum])
@@ -116,6 +138,7 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
                 tokens,
                 blocks,
                 host_blocks,
+                storage_blocks,
             })
         })
         .collect();
@@ -124,7 +147,12 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
         "{human_pos} of {human_len} requests, {per_sec}",
     );
     replaying.set_length(file.trace.len() as u64 * jobs.len() as u64);
-    let outcomes = jobs::run_all(&file.trace, &jobs, &replaying)?;
+    let setting = Setting {
+        trace: &file.trace,
+        page_tokens: file.page_tokens,
+        model: model.as_ref(),
+    };
+    let outcomes = jobs::run_all(setting, &jobs, &replaying)?;
     replaying.finish_and_clear();
     Ok(gather(trace, &file, &jobs, &outcomes))
 }
@@ -168,8 +196,8 @@ fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, Replay
     checked.collect()
 }
 
-/// Whole blocks of the host tier.
-fn host_blocks(tokens: u64, page_tokens: u32) -> Result<u32, ReplayError> {
+/// Whole blocks of the host or of the storage tier.
+fn lower_blocks(tokens: u64, page_tokens: u32) -> Result<u32, ReplayError> {
     let limit = u64::from(CAPACITY_BLOCKS_MAX) * u64::from(page_tokens);
     let blocks = u32::try_from(tokens / u64::from(page_tokens)).ok();
     let fits = blocks.filter(|blocks| *blocks <= CAPACITY_BLOCKS_MAX);
@@ -183,16 +211,20 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
     let hits_of = |is: fn(Line) -> bool, tokens: u64| {
         let mut all = jobs.iter().zip(outcomes);
         let same = all.find(|(job, _)| is(job.line) && job.tokens == tokens);
-        same.map_or(0, |(_, outcome)| outcome.hits)
+        same.map_or(0, |(_, outcome)| outcome.totals.hits)
     };
     let entry = |job: &Job, policy, hits, outcome: Option<&Outcome>| Entry {
         policy,
         capacity_tokens: job.tokens,
         capacity_blocks: job.blocks,
         hit_blocks: hits,
+        host_hit_blocks: outcome.map_or(0, |outcome| outcome.totals.host_hits),
+        storage_hit_blocks: outcome.map_or(0, |outcome| outcome.totals.storage_hits),
         hit_ratio: ratio(hits, blocks).unwrap_or_default(),
         times_lru: ratio(hits, hits_of(is_lru_line, job.tokens)),
         share_of_optimum: ratio(hits, hits_of(is_optimum, job.tokens)),
+        saved_tokens: outcome.map(|outcome| outcome.totals.saved_tokens),
+        times: outcome.and_then(|outcome| outcome.totals.times),
         seconds: outcome.map(|outcome| outcome.took.as_secs_f64()),
         expected: outcome
             .and_then(|outcome| outcome.curve.as_ref())
@@ -202,9 +234,13 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
     let replayed = jobs
         .iter()
         .zip(outcomes)
-        .map(|(job, outcome)| entry(job, name(job.line), outcome.hits, Some(outcome)));
+        .map(|(job, outcome)| entry(job, name(job.line), outcome.totals.hits, Some(outcome)));
     let columns = jobs.iter().filter(|job| is_optimum(job.line));
     let infinite = columns.map(|job| entry(job, INFINITE, trace.infinite_hits(), None));
+    let lower = |blocks: fn(&Job) -> u32| {
+        let blocks = jobs.first().map_or(0, blocks);
+        u64::from(blocks) * u64::from(file.page_tokens)
+    };
     Report {
         trace: path
             .file_name()
@@ -214,9 +250,11 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         form: file.form,
         requests: trace.len() as u64,
         page_tokens: file.page_tokens,
-        host_tokens: jobs.first().map_or(0, |job| {
-            u64::from(job.host_blocks) * u64::from(file.page_tokens)
-        }),
+        host_tokens: lower(|job| job.host_blocks),
+        storage_tokens: lower(|job| job.storage_blocks),
+        prompt_tokens: (0..trace.len())
+            .map(|request| trace.prompt_tokens(request, file.page_tokens))
+            .sum(),
         blocks,
         distinct_blocks: trace.distinct_blocks(),
         split_ids: trace.split_ids(),

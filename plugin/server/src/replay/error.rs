@@ -16,8 +16,36 @@ pub enum ReplayError {
         /// Why.
         source: std::io::Error,
     },
+    /// The journal with the step times.
+    #[error("journal {}: {source}", path.display())]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rootstock::journal::JournalError,
+    },
+    /// A journal of a run that was too short.
+    #[error(
+        "journal {}: {steps} steps with a time, too few for a model; record a longer run",
+        path.display()
+    )]
+    FewSteps {
+        /// The file.
+        path: PathBuf,
+        /// Its steps.
+        steps: usize,
+    },
+    /// A storage tier without a host tier, through which its pages come up.
+    #[error(
+        "--storage-capacity {tokens} needs --host-capacity: what is read from storage comes to \
+         host first"
+    )]
+    StorageAlone {
+        /// What was asked for.
+        tokens: u64,
+    },
     /// A host tier beyond what a cache may have.
-    #[error("--host-capacity {tokens}: at most {limit} tokens")]
+    #[error("--host-capacity or --storage-capacity {tokens}: at most {limit} tokens")]
     HostCapacity {
         /// What was asked for.
         tokens: u64,

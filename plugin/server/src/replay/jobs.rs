@@ -10,6 +10,8 @@ use rootstock::radix::HitCurve;
 use super::error::ReplayError;
 use super::optimum::{self, Future};
 use super::policy::Policy;
+use super::step_model::StepModel;
+use super::tally::{Found, Tally, Totals};
 use super::ticker::Ticker;
 use super::trace::Trace;
 use super::tree::{self, Room};
@@ -30,12 +32,21 @@ pub(crate) struct Job {
     pub(crate) tokens: u64,
     pub(crate) blocks: u32,
     pub(crate) host_blocks: u32,
+    pub(crate) storage_blocks: u32,
 }
 
-/// Hits of a cell, what they say of other capacities, and how long they took.
+/// What all jobs have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting<'a> {
+    pub(crate) trace: &'a Trace,
+    pub(crate) page_tokens: u32,
+    pub(crate) model: Option<&'a StepModel>,
+}
+
+/// What a cell came to, what that says of other capacities, and how long it took.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    pub(crate) hits: u64,
+    pub(crate) totals: Totals,
     pub(crate) curve: Option<HitCurve>,
     pub(crate) took: Duration,
 }
@@ -45,11 +56,11 @@ pub(crate) struct Outcome {
 /// # Errors
 /// The first job that failed.
 pub(crate) fn run_all(
-    trace: &Trace,
+    setting: Setting<'_>,
     jobs: &[Job],
     progress: &ProgressBar,
 ) -> Result<Vec<Outcome>, ReplayError> {
-    let future = Future::of(trace);
+    let future = Future::of(setting.trace);
     let threads = thread::available_parallelism()
         .map_or(1, usize::from)
         .min(jobs.len());
@@ -61,7 +72,7 @@ pub(crate) fn run_all(
             let Some(job) = jobs.get(index) else {
                 return Ok(done);
             };
-            done.push((index, run_one(trace, &future, job, progress)?));
+            done.push((index, run_one(setting, &future, job, progress)?));
         }
     };
     let finished = thread::scope(|scope| {
@@ -83,28 +94,43 @@ pub(crate) fn run_all(
 }
 
 fn run_one(
-    trace: &Trace,
+    setting: Setting<'_>,
     future: &Future,
     job: &Job,
     progress: &ProgressBar,
 ) -> Result<Outcome, ReplayError> {
+    let Setting {
+        trace,
+        page_tokens,
+        model,
+    } = setting;
     let mut ticker = Ticker::new(progress.clone());
+    let mut tally = Tally::new(trace, page_tokens, model);
     let start = crate::clock::now();
-    let (hits, curve) = match job.line {
+    let curve = match job.line {
         Line::Policy(policy) => {
             let room = Room {
                 device: job.blocks,
                 host: job.host_blocks,
+                storage: job.storage_blocks,
             };
-            tree::hits(trace, policy.kind, room, &mut ticker)?
+            tree::run(trace, policy.kind, room, &mut tally, &mut ticker)?
         }
         Line::Optimum => {
-            let blocks = job.blocks + job.host_blocks;
-            (optimum::hits(trace, future, blocks, &mut ticker), None)
+            let blocks = job.blocks + job.host_blocks + job.storage_blocks;
+            let found = |request, device| {
+                let found = Found {
+                    device,
+                    ..Found::default()
+                };
+                tally.add(request, found);
+            };
+            optimum::run(trace, future, blocks, &mut ticker, found);
+            None
         }
     };
     Ok(Outcome {
-        hits,
+        totals: tally.totals(),
         curve,
         took: start.elapsed(),
     })

@@ -40,17 +40,25 @@ impl Future {
     }
 }
 
-/// Blocks that the optimum hits with room for `capacity` blocks.
+/// Tells `found` the blocks that each request hits where the optimum has room for `capacity`
+/// blocks.
 ///
 /// # Cost
 /// O(b log b) in the blocks of the trace, 12 bytes a block that is kept.
-pub(crate) fn hits(trace: &Trace, future: &Future, capacity: u32, ticker: &mut Ticker) -> u64 {
+pub(crate) fn run(
+    trace: &Trace,
+    future: &Future,
+    capacity: u32,
+    ticker: &mut Ticker,
+    mut found: impl FnMut(usize, u32),
+) {
     let mut kept = Kept::new(trace.distinct_blocks() as usize);
     let mut next_uses = future.next_uses.as_slice();
-    let mut hits = 0;
     for request in 0..trace.len() {
         let path = trace.path(request);
-        hits += path.iter().take_while(|block| kept.has(**block)).count() as u64;
+        let hits = path.iter().take_while(|block| kept.has(**block)).count();
+        // Fits: a trace has fewer blocks.
+        found(request, u32::try_from(hits).unwrap_or(u32::MAX));
         let (now, later) = next_uses
             .split_at_checked(path.len())
             .unwrap_or((next_uses, &[]));
@@ -61,7 +69,6 @@ pub(crate) fn hits(trace: &Trace, future: &Future, capacity: u32, ticker: &mut T
         kept.shrink_to(capacity);
         ticker.tick();
     }
-    hits
 }
 
 /// The blocks in the cache, the first to go on top.
@@ -128,6 +135,15 @@ mod tests {
         builder.in_file_order().unwrap()
     }
 
+    fn hits(trace: &Trace, future: &Future, capacity: u32) -> u64 {
+        let mut hits = 0;
+        let mut ticker = Ticker::hidden();
+        run(trace, future, capacity, &mut ticker, |_, found| {
+            hits += u64::from(found)
+        });
+        hits
+    }
+
     /// The most hits of any way to choose what to keep, by trying all of them.
     fn best(requests: &[&[u32]], cache: &[u32], capacity: usize) -> usize {
         let Some((path, later)) = requests.split_first() else {
@@ -169,7 +185,7 @@ mod tests {
             let future = Future::of(&trace);
             let numbered: Vec<&[u32]> = (0..trace.len()).map(|index| trace.path(index)).collect();
             for capacity in 1..4 {
-                let found = hits(&trace, &future, capacity, &mut Ticker::hidden());
+                let found = hits(&trace, &future, capacity);
                 let expected = best(&numbered, &[], capacity as usize) as u64;
                 assert_eq!(found, expected, "{requests:?} at {capacity}");
             }
@@ -179,7 +195,7 @@ mod tests {
     #[test]
     fn room_for_everything_hits_like_the_infinite_cache() {
         let trace = trace(&[vec![1, 2], vec![1, 3], vec![1, 2, 4], vec![1, 3]]);
-        let found = hits(&trace, &Future::of(&trace), 4, &mut Ticker::hidden());
+        let found = hits(&trace, &Future::of(&trace), 4);
         assert_eq!((found, trace.infinite_hits()), (5, 5));
     }
 }

@@ -139,6 +139,7 @@ fn read_mooncake<R: BufRead>(
         } = mooncake::parse(line, text)?;
         size.observe(input_tokens, hash_ids.len());
         builder.push(line, arrival_ns, &hash_ids)?;
+        builder.measure(input_tokens);
         builder.say(signals.only(wanted));
         row = lines.next_row()?;
     }
@@ -166,6 +167,7 @@ fn read_events<R: BufRead>(
     let first_ns = ended.first().map_or(0, |(_, row)| row.arrival_ns);
     for (line, row) in ended {
         builder.push(line, row.arrival_ns - first_ns, &row.hash_ids)?;
+        builder.measure(row.input_tokens);
         builder.say(row.signals.only(wanted));
     }
     Ok(())

@@ -6,6 +6,7 @@ use rootstock::radix::HitCurve;
 use serde::Serialize;
 
 use super::read::TraceForm;
+use super::tally::Times;
 
 /// The line of the offline optimum.
 pub(crate) const OPTIMUM: &str = "optimum";
@@ -27,6 +28,11 @@ pub struct Report {
     /// Tokens of the host tier below each capacity.
     #[serde(skip_serializing_if = "is_none")]
     pub host_tokens: u64,
+    /// Tokens of the storage tier below that.
+    #[serde(skip_serializing_if = "is_none")]
+    pub storage_tokens: u64,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
     /// Blocks of all prompts, a partial last one counted as one.
     pub blocks: u64,
     /// Different blocks.
@@ -48,14 +54,27 @@ pub struct Entry {
     pub capacity_tokens: u64,
     /// Capacity in whole blocks.
     pub capacity_blocks: u32,
-    /// Blocks found.
+    /// Blocks found, on all tiers.
     pub hit_blocks: u64,
+    /// Those copied up from host.
+    #[serde(skip_serializing_if = "is_none")]
+    pub host_hit_blocks: u64,
+    /// Those read from storage.
+    #[serde(skip_serializing_if = "is_none")]
+    pub storage_hit_blocks: u64,
     /// Blocks found, of all blocks.
     pub hit_ratio: f64,
     /// Hits compared with those of `lru` at the same capacity; absent where that has none.
     pub times_lru: Option<f64>,
     /// Hits compared with those of the optimum at the same capacity; absent where that has none.
     pub share_of_optimum: Option<f64>,
+    /// Tokens of prompts that were not computed, partial blocks counted as they are; absent where
+    /// the figure is not replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved_tokens: Option<u64>,
+    /// How long prompts would take, where step times are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
     /// Seconds that the replay took; absent where the figure is not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
@@ -111,7 +130,59 @@ impl Report {
                 format_args!(" above a host tier of {}", self.host_tokens),
             );
         }
+        if self.storage_tokens > 0 {
+            push(
+                &mut text,
+                format_args!(" and a storage tier of {}", self.storage_tokens),
+            );
+        }
         text.push_str("\n\n");
+        self.grid(&mut text, |entry| Some(format!("{:.4}", entry.hit_ratio)));
+        text
+    }
+
+    /// Tokens of prefill saved, in thousands, in the order of the table.
+    pub fn savings(&self) -> String {
+        let mut text = format!(
+            "\nthousand tokens of prefill saved, of {}\n\n",
+            self.prompt_tokens / 1000
+        );
+        self.grid(&mut text, |entry| {
+            Some((entry.saved_tokens? / 1000).to_string())
+        });
+        text
+    }
+
+    /// Times to the first token; empty without step times.
+    pub fn times(&self) -> String {
+        let mut text = String::new();
+        if self.results.iter().all(|entry| entry.times.is_none()) {
+            return text;
+        }
+        let figures = [
+            ("prefill alone, p50", 0),
+            ("prefill alone, p95", 1),
+            ("first token, one prompt at a time, p50", 2),
+            ("first token, one prompt at a time, p95", 3),
+        ];
+        for (what, figure) in figures {
+            push(&mut text, format_args!("\nseconds: {what}\n\n"));
+            self.grid(&mut text, |entry| {
+                let times = entry.times?;
+                let all = [
+                    times.prefill_p50_s,
+                    times.prefill_p95_s,
+                    times.ttft_p50_s,
+                    times.ttft_p95_s,
+                ];
+                Some(format!("{:.3}", all.get(figure)?))
+            });
+        }
+        text
+    }
+
+    /// A line for each policy that has figures, a column for each capacity.
+    fn grid(&self, text: &mut String, cell: impl Fn(&Entry) -> Option<String>) {
         let lines: Vec<&[Entry]> = self
             .results
             .chunk_by(|one, next| one.policy == next.policy)
@@ -135,18 +206,21 @@ impl Report {
             .collect();
         text.push_str(&" ".repeat(name_width));
         for (capacity, width) in capacities.iter().zip(&widths) {
-            push(&mut text, format_args!("{capacity:>width$}"));
+            push(text, format_args!("{capacity:>width$}"));
         }
         text.push('\n');
         for line in lines {
+            let cells: Vec<String> = line.iter().filter_map(&cell).collect();
+            if cells.is_empty() {
+                continue;
+            }
             let name = line.first().map_or("", |entry| entry.policy);
-            push(&mut text, format_args!("{name:<name_width$}"));
-            for (entry, width) in line.iter().zip(&widths) {
-                push(&mut text, format_args!("{:>width$.4}", entry.hit_ratio));
+            push(text, format_args!("{name:<name_width$}"));
+            for (figure, width) in cells.iter().zip(&widths) {
+                push(text, format_args!("{figure:>width$}"));
             }
             text.push('\n');
         }
-        text
     }
 
     /// The curves that caches expected while they ran: a line for each capacity they ran at, in

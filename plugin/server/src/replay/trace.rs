@@ -21,6 +21,8 @@ pub(crate) struct Trace {
     blocks: Vec<u32>,
     ends: Vec<u32>,
     arrivals_ns: Vec<u64>,
+    /// Tokens of the prompts; 0 where a row does not say.
+    prompts: Vec<u32>,
     /// In the order of requests; empty where no row says anything.
     hints: Vec<Option<Box<Hints>>>,
     distinct: u32,
@@ -65,6 +67,14 @@ impl Trace {
         self.arrivals_ns.get(index).copied().unwrap_or_default()
     }
 
+    /// Tokens of the prompt of request `index`: those that its row says, or whole blocks.
+    pub(crate) fn prompt_tokens(&self, index: usize, page_tokens: u32) -> u64 {
+        match self.prompts.get(index) {
+            Some(&tokens) if tokens > 0 => tokens.into(),
+            _ => self.path(index).len() as u64 * u64::from(page_tokens),
+        }
+    }
+
     /// What request `index` says about itself, if anything.
     pub(crate) fn hints(&self, index: usize) -> Option<&Hints> {
         self.hints.get(index)?.as_deref()
@@ -81,6 +91,7 @@ impl Trace {
 pub(crate) struct TraceBuilder {
     requests: Vec<(u64, u32)>,
     blocks: Vec<u32>,
+    prompts: Vec<u32>,
     hints: Vec<Option<Box<Hints>>>,
     numbers: Interner,
 }
@@ -110,7 +121,15 @@ impl TraceBuilder {
         // Fits: `blocks.len() <= BLOCKS_MAX`.
         let end = u32::try_from(self.blocks.len()).unwrap_or(BLOCKS_MAX);
         self.requests.push((arrival_ns, end));
+        self.prompts.push(0);
         Ok(())
+    }
+
+    /// How many tokens the prompt of the request pushed last has, where its row says so.
+    pub(crate) fn measure(&mut self, input_tokens: Option<u64>) {
+        if let (Some(prompt), Some(tokens)) = (self.prompts.last_mut(), input_tokens) {
+            *prompt = u32::try_from(tokens).unwrap_or(u32::MAX);
+        }
     }
 
     /// What the request pushed last says about itself.
@@ -140,6 +159,7 @@ impl TraceBuilder {
             arrivals_ns: arrivals_ns.collect(),
             ends: self.requests.iter().map(|&(_, end)| end).collect(),
             blocks: self.blocks,
+            prompts: self.prompts,
             hints: self.hints,
             distinct: self.numbers.len(),
             split_ids: self.numbers.repeated_ids(),
