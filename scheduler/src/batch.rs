@@ -74,7 +74,8 @@ impl Scheduler {
             let mut draft = Draft::new(budget, self.idle_budget());
             self.settle_fetches(cx, &mut draft);
             let mut denied = None;
-            if !self.plan_hurried(cx, &mut draft) {
+            let hurried = self.plan_hurried(cx, &mut draft);
+            if !hurried {
                 draft.budget = budget;
                 let order = self.decode_order(budget as usize);
                 self.plan_decodes(cx, &mut draft, order);
@@ -84,7 +85,9 @@ impl Scheduler {
             cx.cache
                 .drain_copies_of(self.cfg.replica, &mut draft.copies);
             if !draft.rows.is_empty() || !draft.copies.is_empty() {
-                self.plan_guesses(cx, &mut draft);
+                if !hurried {
+                    self.plan_guesses(cx, &mut draft);
+                }
                 return Some(self.commit(draft, cx.now));
             }
             let alone = self.running.is_empty() && self.draining.is_empty();
