@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::about;
-use crate::chat_client::ChatFlags;
 use crate::bench::{AgentFlags, ReportFlags};
+use crate::chat_client::ChatFlags;
 use crate::config::{Config, ConfigError};
 use crate::free_memory::free_memory_bytes;
 use crate::options::{FileError, Options};
