@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a command begins with, and why it is not run here.
 TOLD = {
     "cargo": "building and testing are stages of their own",
+    "rootstock": "this binary was built without it",
     "claude": "agent programs are a stage of their own",
     "vllm": "engines are a stage of their own",
     "pip": "the wheel is a stage of its own",
@@ -54,7 +55,10 @@ rootstock() {
     case "${1:-}" in
         "" | -* | serve)
             # It would need the port of the one that runs: its flags are read and shown.
-            command "$BINARY" "$@" --print-config > "$OUT" || return 1;;
+            case "$*" in *--print-config*) ;; *) set -- "$@" --print-config;; esac
+            command "$BINARY" "$@" > "$OUT" || return 1;;
+        top) # An optional part of the binary.
+            command "$BINARY" "$@" > "$OUT" 2>&1 || { note told "rootstock $*"; return 0; };;
         *) command "$BINARY" "$@" > "$OUT" < /dev/null || return 1;;
     esac
     note ran "rootstock $*"
@@ -83,7 +87,8 @@ class Run:
     def shell(self, text, where):
         notes, out = self.work / "notes", self.work / "out"
         notes.write_text("")
-        functions = "".join(f'{name}() {{ note told "{name} $*"; }}\n' for name in TOLD)
+        stubs = [name for name in TOLD if name != "rootstock"]
+        functions = "".join(f'{name}() {{ note told "{name} $*"; }}\n' for name in stubs)
         env = {
             **os.environ,
             "NOTES": str(notes),
