@@ -130,7 +130,9 @@ fn promote(criterion: &mut Criterion) {
     for &leaves in sizes() {
         let mut bench = tiers(leaves);
         // A quarter of the leaves goes to host; which ones come back is known by their order.
-        (0..leaves / 4).for_each(|_| drop(demote_one(&mut bench)));
+        for _ in 0..leaves / 4 {
+            demote_one(&mut bench);
+        }
         let mut leaf = 0;
         group.bench_function(BenchmarkId::from_parameter(leaves), |bencher| {
             bencher.iter_custom(|iters| {
@@ -276,7 +278,9 @@ fn schedule(criterion: &mut Criterion) {
                     // Answers are long enough for the steps of one core.
                     let mut core = core(running, waiting);
                     let count = left.min(4096);
-                    (1..=8).for_each(|at| drop(step(&mut core, at * STEP_NS)));
+                    for at in 1..=8 {
+                        step(&mut core, at * STEP_NS);
+                    }
                     spent += (9..9 + count)
                         .map(|at| step(&mut core, at * STEP_NS))
                         .sum::<Duration>();

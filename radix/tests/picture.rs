@@ -1,5 +1,4 @@
 //! The picture of a tree: its sums, its bound, and whose it is.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "shared/host.rs"]
 mod host;

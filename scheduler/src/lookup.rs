@@ -209,7 +209,8 @@ mod tests {
         let first = lookup.guesses(&others, (&text, 1), 3.0, 8).len();
         assert!((1..4).contains(&first), "{first}");
         for made in 2..30 {
-            let guesses = lookup.guesses(&others, (&text, made), 3.0, 8).len() as u32;
+            let guesses = lookup.guesses(&others, (&text, made), 3.0, 8).len();
+            let guesses = u32::try_from(guesses).expect("at most 8");
             lookup.learn(&mut others, guesses, guesses);
         }
         assert_eq!(lookup.guesses(&others, (&text, 30), 3.0, 8), 10..18);

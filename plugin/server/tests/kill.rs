@@ -4,12 +4,7 @@
 //!
 //! `ROOTSTOCK_KILLS=200` is the long form; the short one is each phase with each signal once.
 #![cfg(unix)]
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "tests stop at the first surprise and say what they did"
-)]
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 #[path = "support/running.rs"]
 #[expect(dead_code, reason = "shared with the other tests of the binary")]

@@ -76,9 +76,11 @@ impl SlotTree {
             return Ok(Vec::new());
         }
         let is_open = self.cell(at).device.is_some() && self.cell(at).host.is_none();
-        Ok(is_open
-            .then(|| self.chain_to_back_up(at))
-            .unwrap_or_default())
+        Ok(if is_open {
+            self.chain_to_back_up(at)
+        } else {
+            Vec::new()
+        })
     }
 
     #[expect(

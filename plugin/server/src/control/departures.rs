@@ -64,12 +64,14 @@ impl Departures {
     /// Hears an event. `ephemeral`: what is removed was dropped with its request.
     pub fn hear(&mut self, event: &KvEvent, ephemeral: bool, now: Nanos) {
         match event {
-            KvEvent::Stored { tier, pages, .. } => {
-                if *tier == EventTier::Host {
-                    self.on_host
-                        .extend(pages.iter().map(|page| page.sequence_hash));
-                }
-            }
+            KvEvent::Stored {
+                tier: EventTier::Host,
+                pages,
+                ..
+            } => self
+                .on_host
+                .extend(pages.iter().map(|page| page.sequence_hash)),
+            KvEvent::Stored { .. } => {}
             KvEvent::Removed { tier, hashes } => {
                 let moved_down = match tier {
                     EventTier::Host => {
