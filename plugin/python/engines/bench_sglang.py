@@ -67,7 +67,10 @@ def main():
             for name in CORES
             if name != "python" or leaves <= PYTHON_LEAVES_MAX
         }
-        cores["agent"] = make_cache("rootstock", PAGE, policy="agent", events=False).tree_core
+        # What it watches depends on how much the pool holds.
+        capacity = PAGE * (leaves + PREFIX)
+        agent = make_cache("rootstock", PAGE, policy="agent", events=False, capacity=capacity)
+        cores["agent"] = agent.tree_core
         for core in cores.values():
             for number in range(leaves):
                 owned = PREFIX if number else 0

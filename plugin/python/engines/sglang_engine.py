@@ -153,15 +153,18 @@ def agents(driver):
 
 
 def sessions(driver):
-    """Verbs about a session by name, over a host tier that a flood fills twice."""
+    """Verbs about a session by name, over a host tier that a flood fills twice. What is pinned
+    leaves the device for a prompt that needs nearly all of it."""
+    big = [2, *((j * 11) % 1000 + 3 for j in range(440))]
     driver.ask("first", BASE + END, session_id="s")
     driver.ask("other", OTHER + END, session_id="t")
     driver.ask("verb", [3, 4, 5], kv_hints=hint(("pin", {"session_id": "s", "ttl": 600})))
     driver.flood(24)
+    driver.ask("big", big, new=2)
     driver.ask("verb", [4, 5, 6], kv_hints=hint(("prefetch", {"session_id": "s"})))
     driver.ask("pinned", BASE + END)
     driver.ask("not pinned", OTHER + END)
-    driver.flood(4, start=30)
+    driver.ask("big", [3, *big[1:]], new=2)
     driver.ask("from host", BASE + END)
     driver.ask("verb", [5, 6, 7], kv_hints=hint(("release", {"session_id": "s"})))
     driver.flood(24, start=40)
@@ -197,10 +200,9 @@ def queue(driver):
 def long_queue(driver):
     """More wait than SGLang would order, and the last one's prefix is cached."""
     driver.ask("warm", BASE + END, new=1)
-    prompt = [2, *((j * 7) % 1000 + 3 for j in range(60))]
-    cold = [(f"cold {k}", [3, k % 1000 + 3, 5, 6], 1, 0.3, {}) for k in range(150)]
+    cold = [(f"cold {k}", [3, k % 1000 + 3, 5, 6], 1, 0.2, {}) for k in range(150)]
     driver.together(
-        [("running", prompt, 280, 0, {}), *cold, ("cached", BASE + [9], 1, 0.8, {})]
+        [("running", [2, 4, 6, 8], 220, 0, {}), *cold, ("cached", BASE + [9], 1, 0.3, {})]
     )
 
 

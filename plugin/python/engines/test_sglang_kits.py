@@ -1,6 +1,6 @@
 """SGLang's conformance kits on our tree core, as far as they ship and look from outside.
 
-The wheel's `sglang/test/kits/unified_radix_cache` holds fixtures and helpers for 31 classes and no
+The wheel's `sglang/test/kits/unified_radix_cache` holds 32 classes of fixtures and helpers and no
 test: those are in SGLang's repository alone. What is here drives the kits' fixtures for full
 attention on the CPU, with our core and with SGLang's Python core, which must say the same. The
 kits ask a core to show its inside by an interface of its own: ours answers what is seen of a tree
