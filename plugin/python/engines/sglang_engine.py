@@ -17,7 +17,7 @@ SIZES = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "skip_tokenizer_init": True,
-    "mem_fraction_static": 0.1,
+    "mem_fraction_static": 0.4,
     "max_total_tokens": 512,
     "max_running_requests": 8,
     "log_level": "info",
