@@ -37,8 +37,10 @@ pub(crate) use error::{check_len, checked_area};
 pub use ggml::{GgmlType, dequantize};
 pub use heads::{HeadArgs, Heads, place_heads};
 pub use isa::{Isa, numerics_id};
-#[cfg(feature = "cuda")]
 pub(crate) use kv::check_head_dim;
+#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda")]
+pub(crate) use kv::check_tables;
 pub use kv::{KvRow, KvView, store_kv};
 pub use matmul::{Product, matmul, products};
 pub use matrix::PackedMatrix;

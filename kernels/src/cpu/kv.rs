@@ -106,30 +106,7 @@ impl<'a> KvView<'a> {
         if layer >= layers {
             return Err(KernelError::LayerOutOfRange { layer, layers });
         }
-        let page_tokens = self.layout.page_tokens();
-        let mut tokens = 0;
-        for (index, row) in rows.iter().enumerate() {
-            let positions = u64::from(row.first_pos) + u64::from(row.len);
-            let wanted_pages = positions.div_ceil(u64::from(page_tokens));
-            if (row.pages.len() as u64) < wanted_pages || positions > u64::from(u32::MAX) {
-                return Err(KernelError::PageTableShort {
-                    row: index,
-                    positions,
-                    page_tokens,
-                    wanted_pages,
-                    found_pages: row.pages.len(),
-                });
-            }
-            let pages = self.pages();
-            if let Some(page) = row.pages.iter().find(|page| u64::from(page.get()) >= pages) {
-                return Err(KernelError::PageOutOfRange {
-                    page: page.get(),
-                    pages,
-                });
-            }
-            tokens += row.len as usize;
-        }
-        Ok(tokens)
+        check_tables(rows, self.layout.page_tokens(), self.pages())
     }
 }
 
@@ -143,6 +120,37 @@ pub(crate) fn offset(layout: &KvLayout, row: &KvRow<'_>, at: KvPlace) -> usize {
         head: at.head,
         slot: at.position % page_tokens,
     }) as usize
+}
+
+/// Checks that page tables cover their rows and name pages below `pages` only; returns the number
+/// of tokens.
+pub(crate) fn check_tables(
+    rows: &[KvRow<'_>],
+    page_tokens: u32,
+    pages: u64,
+) -> Result<usize, KernelError> {
+    let mut tokens = 0;
+    for (index, row) in rows.iter().enumerate() {
+        let positions = u64::from(row.first_pos) + u64::from(row.len);
+        let wanted_pages = positions.div_ceil(u64::from(page_tokens));
+        if (row.pages.len() as u64) < wanted_pages || positions > u64::from(u32::MAX) {
+            return Err(KernelError::PageTableShort {
+                row: index,
+                positions,
+                page_tokens,
+                wanted_pages,
+                found_pages: row.pages.len(),
+            });
+        }
+        if let Some(page) = row.pages.iter().find(|page| u64::from(page.get()) >= pages) {
+            return Err(KernelError::PageOutOfRange {
+                page: page.get(),
+                pages,
+            });
+        }
+        tokens += row.len as usize;
+    }
+    Ok(tokens)
 }
 
 /// Which head vector of a row.

@@ -7,8 +7,6 @@
 //! Chosen tokens go through the decode kernel one by one; tiles are runs of at most 64 tokens of
 //! one row for the prefill kernel. Pages are checked here, so kernels need not.
 
-use rootstock_memory::PageId;
-
 use super::buffer::{DeviceBuffer, PinnedBuffer};
 use super::device::Device;
 use super::error::CudaError;
@@ -280,29 +278,8 @@ impl Places {
 fn check_rows(pool: &DevicePages, given: &BatchRows<'_>) -> Result<u32, KernelError> {
     let page_tokens = pool.shape().layout().page_tokens();
     let pages = u64::from(pool.total()) + 1;
-    let mut n = 0_u64;
-    for (index, row) in given.rows.iter().enumerate() {
-        let positions = u64::from(row.first_pos) + u64::from(row.len);
-        let wanted_pages = positions.div_ceil(u64::from(page_tokens));
-        if (row.pages.len() as u64) < wanted_pages || positions > u64::from(u32::MAX) {
-            return Err(KernelError::PageTableShort {
-                row: index,
-                positions,
-                page_tokens,
-                wanted_pages,
-                found_pages: row.pages.len(),
-            });
-        }
-        let outside = |page: &&PageId| u64::from(page.get()) >= pages;
-        if let Some(page) = row.pages.iter().find(outside) {
-            return Err(KernelError::PageOutOfRange {
-                page: page.get(),
-                pages,
-            });
-        }
-        n += u64::from(row.len);
-    }
-    crate::cpu::check_len("tokens of a step", given.tokens.len(), n as usize)?;
+    let n = crate::cpu::check_tables(given.rows, page_tokens, pages)?;
+    crate::cpu::check_len("tokens of a step", given.tokens.len(), n)?;
     let n = u32::try_from(n).unwrap_or(u32::MAX);
     let fed = given.feed.iter().map(|pair| pair.0);
     if let Some(row) = given.picks.iter().copied().chain(fed).find(|&at| at >= n) {
