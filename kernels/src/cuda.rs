@@ -12,6 +12,7 @@
 //! | `pages`, `batch` | the pool of pages, and the tokens of a step |
 //! | `attention`, `general` | one checked function a kernel |
 //! | `copies` | pages to and from the host tier, beside the steps |
+//! | `measure` | how fast all of it is on the device at hand |
 //!
 //! All offsets are 64 bits wide. [`Numerics::Invariant`] gives every token one order of summation,
 //! whatever shares its step; [`Numerics::Fast`] uses tensor cores for prompts and splits that fill
@@ -26,6 +27,7 @@ mod device;
 mod error;
 mod general;
 mod launch;
+mod measure;
 mod module;
 mod pages;
 mod stream;
@@ -39,6 +41,7 @@ pub use error::CudaError;
 pub use general::{
     DeviceMatrix, GeneralKernels, NormCall, PagePart, ProductCall, SampleRow, WeightType,
 };
+pub use measure::{Figure, MeasureSizes, Measured, measure};
 pub use module::CodeOrigin;
 pub use pages::{DevicePages, KvFormat, PageShape};
 pub use stream::{Event, Stream};

@@ -147,28 +147,54 @@ impl CudaCopies {
     /// # Errors
     /// The driver refuses.
     pub fn measure_page_ns(&self) -> Result<Option<u64>, CudaError> {
-        let Some(host) = &self.host else {
+        Ok(self.measure_way_ns(true)?.max(self.measure_way_ns(false)?))
+    }
+
+    /// The same, for one way.
+    pub(super) fn measure_way_ns(&self, down: bool) -> Result<Option<u64>, CudaError> {
+        if self.host.is_none() {
             return Ok(None);
+        }
+        let stream = if down { &self.down } else { &self.up };
+        // The first round wakes the link up.
+        let mut best = u64::MAX;
+        for _round in 0..4 {
+            let (start, end) = (Event::timed(&self.device)?, Event::timed(&self.device)?);
+            start.record(stream)?;
+            self.copy_scratch(down, MEASURED_COPIES)?;
+            end.record(stream)?;
+            end.synchronize()?;
+            best = best.min(end.nanoseconds_since(&start)? / MEASURED_COPIES);
+        }
+        Ok(Some(best.max(1)))
+    }
+
+    /// Queues `count` copies of the scratch page to the host that begin where `stream` is; the
+    /// event is behind them.
+    pub(super) fn begin_beside(&self, stream: &Stream, count: u64) -> Result<Event, CudaError> {
+        let (start, end) = (Event::new(&self.device)?, Event::new(&self.device)?);
+        start.record(stream)?;
+        self.down.wait_for(&start)?;
+        self.copy_scratch(true, count)?;
+        end.record(&self.down)?;
+        Ok(end)
+    }
+
+    /// The same, and `stream` waits for them.
+    pub(super) fn beside(&self, stream: &Stream, count: u64) -> Result<(), CudaError> {
+        stream.wait_for(&self.begin_beside(stream, count)?)
+    }
+
+    fn copy_scratch(&self, down: bool, count: u64) -> Result<(), CudaError> {
+        let Some(host) = &self.host else {
+            return Ok(());
         };
         let len = self.shape.page_bytes();
         let here = host.address(PageId::new(0), len, 0, len);
-        let mut slowest = 0;
-        for (stream, down) in [(&self.down, true), (&self.up, false)] {
-            // The first round wakes the link up.
-            let mut best = u64::MAX;
-            for _round in 0..4 {
-                let (start, end) = (Event::timed(&self.device)?, Event::timed(&self.device)?);
-                start.record(stream)?;
-                for _copy in 0..MEASURED_COPIES {
-                    self.copy(down, self.pages, here, len)?;
-                }
-                end.record(stream)?;
-                end.synchronize()?;
-                best = best.min(end.nanoseconds_since(&start)? / MEASURED_COPIES);
-            }
-            slowest = slowest.max(best);
+        for _copy in 0..count {
+            self.copy(down, self.pages, here, len)?;
         }
-        Ok(Some(slowest.max(1)))
+        Ok(())
     }
 
     /// Queues one copy between `there` on the device and `here` on the host.

@@ -129,6 +129,30 @@ impl Stream {
         })
     }
 
+    /// Queues a copy of a whole buffer over another of the same length.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Panics
+    /// The lengths differ.
+    pub fn copy<T: Pod>(
+        &self,
+        from: &DeviceBuffer<T>,
+        to: &mut DeviceBuffer<T>,
+    ) -> Result<(), CudaError> {
+        assert_eq!(from.len(), to.len(), "a copy of a whole buffer");
+        let bytes = from.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: the whole of two live buffers of this length, which do not overlap.
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, self.raw)
+        })
+    }
+
     /// Queues zeros over a whole buffer.
     ///
     /// # Errors

@@ -7,6 +7,8 @@ use clap_complete::Shell;
 
 use crate::about;
 use crate::bench::{AgentFlags, ReportFlags};
+#[cfg(feature = "cuda")]
+use crate::bench_kernels::KernelFlags;
 use crate::chat_client::ChatFlags;
 use crate::config::{Config, ConfigError};
 use crate::free_memory::free_memory_bytes;
@@ -69,6 +71,9 @@ pub enum Bench {
     Agents(Box<AgentFlags>),
     /// Tables and plots of figures that benches recorded
     Report(ReportFlags),
+    /// The CUDA kernels on a device: rates, shares of its bandwidth, overlap of copies
+    #[cfg(feature = "cuda")]
+    Kernels(KernelFlags),
 }
 
 /// Flags of `serve`.

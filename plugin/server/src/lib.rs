@@ -10,6 +10,8 @@
 pub mod about;
 pub mod app;
 pub mod bench;
+#[cfg(feature = "cuda")]
+pub mod bench_kernels;
 mod chart;
 pub mod chat_client;
 pub mod cli;

@@ -12,6 +12,8 @@ use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use rootstock_server::app::App;
 use rootstock_server::bench;
+#[cfg(feature = "cuda")]
+use rootstock_server::bench_kernels;
 use rootstock_server::chat_client::{self, ChatFlags};
 use rootstock_server::cli::{Bench, Cli, Command, ReplayArgs, ServeArgs};
 use rootstock_server::config::Config;
@@ -45,6 +47,10 @@ fn main() -> ExitCode {
             }
             Bench::Report(flags) => {
                 bench::report(&flags, &mut io::stdout().lock()).map_err(Into::into)
+            }
+            #[cfg(feature = "cuda")]
+            Bench::Kernels(flags) => {
+                bench_kernels::kernels(&flags, &mut io::stdout().lock()).map_err(Into::into)
             }
         },
         Some(Command::Chat(flags)) => chat(flags),
