@@ -350,24 +350,18 @@ fn every_weight_format_is_dequantized_to_the_last_bit() {
         let mut expected = vec![0.0; count];
         dequantize(ty, &bytes, &mut expected).unwrap();
         let there = rig.stream.upload_now(&bytes, "test").unwrap();
-        for out_type in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+        for (out_type, plain) in [
+            (WeightType::F32, GgmlType::F32),
+            (WeightType::F16, GgmlType::F16),
+            (WeightType::Bf16, GgmlType::Bf16),
+        ] {
             let len = count * out_type.bytes();
             let mut out = DeviceBuffer::new(&rig.device, len, "test").unwrap();
             rig.kernels
                 .dequantize(&rig.stream, ty, &there, out_type, &mut out)
                 .unwrap();
             let found = rig.stream.download_now(&out).unwrap();
-            let wanted: Vec<u8> = match out_type {
-                WeightType::F32 => expected.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                WeightType::F16 => expected
-                    .iter()
-                    .flat_map(|x| f16::from_f32(*x).to_le_bytes())
-                    .collect(),
-                WeightType::Bf16 => expected
-                    .iter()
-                    .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
-                    .collect(),
-            };
+            let (wanted, _) = rounded(&expected, plain);
             assert!(found == wanted, "seed {seed} {ty:?} to {out_type:?}");
         }
     }

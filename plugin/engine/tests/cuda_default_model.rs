@@ -105,7 +105,7 @@ fn logits_of_the_default_model_are_within_a_tenth_of_float32() {
         }
     }
     println!(
-        "    of {TOKENS} positions {} have float32's best token, {same} the CPU's; logits differ \
+        "\n    of {TOKENS} positions {} have float32's best token, {same} the CPU's; logits differ \
          by {:.1e} from float32's best, by {most:.1e} from the CPU's",
         distance.same_best, distance.logit
     );

@@ -85,7 +85,8 @@ pub(super) const STORAGE_PROBES: u32 = 64;
 
 /// Hand-over, look at the queue and acknowledgement of a copy, between threads of the CPU.
 const COPY_NS: u32 = 300_000;
-/// Without a device that says better: two arenas in the same memory, one thread, beside a step that computes.
+/// Without a device that says better: two arenas in the same memory, one thread, beside a step that
+/// computes.
 const COPY_BYTES_PER_NS: u64 = 2;
 
 /// Usable pages of each tier.
