@@ -13,7 +13,7 @@ mod case;
 #[path = "cuda/mock.rs"]
 mod mock;
 
-use case::{Rng, cases};
+use case::{Rng, cases, largest};
 use half::{bf16, f16};
 use mock::{Fault, Outcome, Variant, catch_all, on_mock, outcome_with};
 use rootstock_kernels::cuda::{
@@ -89,13 +89,6 @@ impl Rig {
     fn down(&self, buffer: &DeviceBuffer<f32>) -> Vec<f32> {
         self.stream.download_now(buffer).unwrap()
     }
-}
-
-/// The largest difference; NaN, if there is one.
-fn largest(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    differences.fold(0.0, |most, d| if d <= most { most } else { d })
 }
 
 /// Values in a plain type of weights: as bytes, and as they are after rounding.

@@ -99,7 +99,7 @@ pub fn store_bound(format: KvFormat) -> f32 {
 }
 
 /// The largest difference; NaN, if there is one.
-fn largest(a: &[f32], b: &[f32]) -> f32 {
+pub fn largest(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
     differences.fold(0.0, |most, d| if d <= most { most } else { d })

@@ -33,6 +33,21 @@ fn cuda_without_a_device_is_one_line_and_an_exit_code() {
     assert!(text.starts_with(head), "{text}");
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn kernels_without_a_device_are_not_measured() {
+    let output = Command::new(env!("CARGO_BIN_EXE_rootstock"))
+        .args(["bench", "kernels"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("rootstock: no CUDA device: "), "{text}");
+    assert!(output.stdout.is_empty());
+}
+
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn a_program_without_cuda_says_so() {
