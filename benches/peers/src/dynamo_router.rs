@@ -98,7 +98,7 @@ impl Peer for DynamoRouter {
         self.look(tokens)
     }
 
-    fn evict(&mut self, _pages: u32) -> bool {
+    fn evict(&mut self, _free: u32, _pages: u32) -> bool {
         false
     }
 

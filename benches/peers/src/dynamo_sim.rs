@@ -110,7 +110,7 @@ impl Peer for DynamoSim {
         u32::try_from(found).unwrap_or(u32::MAX)
     }
 
-    fn evict(&mut self, pages: u32) -> bool {
+    fn evict(&mut self, _free: u32, pages: u32) -> bool {
         self.cache.evict(pages as usize * self.page_tokens);
         true
     }

@@ -139,15 +139,17 @@ impl<P: Peer> Micro<P> {
 
     fn evict(&mut self) {
         let pages = LEAF_TOKENS / self.page_tokens;
+        let free = self.peer.free();
         let begin = now();
-        for _ in 0..BATCH {
-            assert!(self.peer.evict(pages));
+        for call in 0..BATCH {
+            assert!(self.peer.evict(free + call * pages, pages));
         }
         self.time("evict 1 leaf", BATCH, since(begin));
         self.grow(false);
+        let (free, many) = (self.peer.free(), pages * MANY);
         let begin = now();
-        for _ in 0..BATCH / MANY {
-            assert!(self.peer.evict(pages * MANY));
+        for call in 0..BATCH / MANY {
+            assert!(self.peer.evict(free + call * many, many));
         }
         self.time("evict 64 leaves", BATCH / MANY, since(begin));
     }

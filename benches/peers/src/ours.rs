@@ -110,9 +110,9 @@ impl<const POLICY: usize> Peer for Ours<POLICY> {
             .device_tokens
     }
 
-    fn evict(&mut self, pages: u32) -> bool {
-        let wanted = self.free() + pages;
-        self.cache.make_room(DEVICE, wanted, self.now).is_ok()
+    fn evict(&mut self, free: u32, pages: u32) -> bool {
+        let room = self.cache.make_room(DEVICE, free + pages, self.now);
+        room.is_ok()
     }
 
     fn free(&self) -> u32 {

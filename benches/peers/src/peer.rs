@@ -45,8 +45,9 @@ pub(crate) trait Peer: Sized {
     /// How much of a prefix is there, without any change.
     fn probe(&self, tokens: &[u32]) -> u32;
 
-    /// Frees `pages` pages more; false where it cannot evict.
-    fn evict(&mut self, pages: u32) -> bool;
+    /// Frees `pages` pages more than the `free` that are; false where it cannot evict. Who asks has
+    /// counted, as counting is not what is measured.
+    fn evict(&mut self, free: u32, pages: u32) -> bool;
 
     /// Pages that are free.
     fn free(&self) -> u32;
