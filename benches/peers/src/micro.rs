@@ -107,7 +107,10 @@ impl<P: Peer> Micro<P> {
         for held in held {
             self.peer.end(held);
         }
-        self.time("unlock", BATCH, since(begin));
+        let spent = since(begin);
+        if P::KIND != Kind::Index {
+            self.time("unlock", BATCH, spent);
+        }
         let unknown = key_under(u32::MAX, u32::MAX);
         let begin = now();
         for _ in 0..BATCH {
