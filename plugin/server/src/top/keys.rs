@@ -17,6 +17,10 @@ pub enum Wish {
 }
 
 /// What a key does to the view, and what it asks for.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "all other keys of all terminals mean nothing"
+)]
 pub fn key(view: &mut View, seen: &Seen, code: KeyCode) -> Wish {
     match code {
         KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
