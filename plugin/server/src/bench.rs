@@ -9,8 +9,8 @@
 //! in `nvext`, which other servers ignore.
 //!
 //! `client.rs` speaks HTTP, `script.rs` says what is asked, `runner.rs` when, `report.rs` and
-//! `plot.rs` tell what came of it. `records.rs` is `rootstock bench report`: tables and plots of what
-//! benches recorded.
+//! `plot.rs` tell what came of it. `records.rs` is `rootstock bench report`: tables and plots of
+//! what benches recorded.
 
 use std::io::Write;
 use std::path::PathBuf;
