@@ -169,3 +169,44 @@ fn a_missing_trace_is_named() {
     let error = replay(Path::new("no/such.jsonl"), &ReplayFlags::default()).unwrap_err();
     assert!(error.to_string().starts_with("no/such.jsonl: "), "{error}");
 }
+
+#[test]
+fn lower_tiers_find_what_the_device_has_lost_and_are_told_apart() {
+    let with = |host_capacity, storage_capacity| {
+        let flags = ReplayFlags {
+            capacity: vec![8192],
+            host_capacity,
+            storage_capacity,
+            ..flags(&["lru"])
+        };
+        replay(&data("replay_small.jsonl"), &flags).unwrap()
+    };
+    let (alone, host, all) = (with(0, 0), with(8192, 0), with(8192, 1 << 20));
+    let [alone, host, all] = [&alone, &host, &all].map(|report| &report.results[0]);
+    assert_eq!((alone.host_hit_blocks, alone.storage_hit_blocks), (0, 0));
+    assert!(host.host_hit_blocks > 0 && host.storage_hit_blocks == 0);
+    assert!(all.host_hit_blocks > 0 && all.storage_hit_blocks > 0);
+    assert!(alone.hit_blocks < host.hit_blocks && host.hit_blocks < all.hit_blocks);
+    for entry in [alone, host, all] {
+        // A partial last block counts as one, so that tokens are at most blocks of 512.
+        let saved = entry.saved_tokens.unwrap();
+        assert!(
+            saved <= entry.hit_blocks * 512 && saved > entry.hit_blocks * 400,
+            "{saved}"
+        );
+    }
+}
+
+#[test]
+fn storage_without_host_is_refused_with_what_to_do() {
+    let flags = ReplayFlags {
+        storage_capacity: 4096,
+        ..flags(&["lru"])
+    };
+    let error = replay(&data("replay_small.jsonl"), &flags).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("--storage-capacity 4096 needs --host-capacity"),
+        "{text}"
+    );
+}
