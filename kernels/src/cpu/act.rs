@@ -29,8 +29,8 @@ impl Act {
     /// Four activations, as a vector instruction takes them.
     #[inline(always)]
     pub(crate) fn word(&self, index: usize) -> i32 {
-        let word = self.q.as_chunks::<4>().0[index];
-        i32::from_le_bytes(word.map(i8::cast_unsigned))
+        // No closure: the innermost loops must not depend on whether it is inlined.
+        i32::from_le(bytemuck::cast(self.q.as_chunks::<4>().0[index]))
     }
 }
 
