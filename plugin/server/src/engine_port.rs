@@ -35,6 +35,9 @@ use crate::kv_events::publisher::Publisher;
 use crate::tools::speech::Rules;
 use crate::tools::style::{MARKERS, Style};
 
+/// In whose name the server acts: what is whose is told by namespaces.
+pub const TENANT: TenantId = TenantId(0);
+
 /// Bytes of emitted tokens kept for later turns: some 10 million tokens.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
 /// Sessions whose last prompt is kept, and tokens of all of those.
@@ -260,7 +263,7 @@ impl Engine {
             grammar: job.grammar,
             hints: job.hints,
             salt: job.salt,
-            tenant: TenantId(0),
+            tenant: TENANT,
             ..Submission::new(job.tokens, job.max_tokens)
         };
         let ticket = self

@@ -22,14 +22,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rootstock::memory::ReplicaId;
-use rootstock::radix::{Hints, Key, NamespaceKey, TenantId, Token};
+use rootstock::radix::{Hints, Key, NamespaceKey, Token};
 use rootstock::scheduler::{CachedTokens, Class};
 use rootstock_engine::service::{Submission, Ticket, Visit};
 use serde_json::{Value, json};
 
 use crate::chat::conversation::Conversation;
 use crate::chat::message::Draft;
-use crate::engine_port::{Engine, Event, Job, Prompt};
+use crate::engine_port::{Engine, Event, Job, Prompt, TENANT};
 use crate::tools::prompt::spaced_json;
 use crate::tools::speech::{Said, Speech};
 
@@ -394,7 +394,7 @@ async fn run(engine: &Arc<Engine>, wish: Wish, prepared: Prepared) {
             ..Hints::default()
         },
         salt: salt.clone(),
-        tenant: TenantId(0),
+        tenant: TENANT,
         class: Class::Speculative,
         patience: Some(LIFETIME),
         ..Submission::new(tokens.to_vec(), 1)

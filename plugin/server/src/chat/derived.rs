@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rootstock::hints::ParsedHints;
-use rootstock::radix::{Action, Target, TenantId, Ttl};
+use rootstock::radix::{Action, Target, Ttl};
 use rootstock_engine::service::Service;
 
 use crate::control::actions;
-use crate::engine_port::{Engine, scoped};
+use crate::engine_port::{Engine, TENANT, scoped};
 
 /// Sessions that are known at a time.
 const SESSIONS_MAX: usize = 4096;
@@ -352,11 +352,10 @@ fn act(service: &Service, sessions: Vec<String>, verb: impl Fn(Target) -> Action
     let visit = move |at: rootstock_engine::service::Visit<'_>| {
         for session in &sessions {
             let cache = at.core.cache();
-            let programs: Vec<_> = cache.programs_named(TenantId(0), session).collect();
+            let programs: Vec<_> = cache.programs_named(TENANT, session).collect();
             for program in programs {
                 let _what_is_gone_needs_nothing =
-                    at.core
-                        .act(TenantId(0), &verb(Target::Program(program)), at.now);
+                    at.core.act(TENANT, &verb(Target::Program(program)), at.now);
             }
         }
     };

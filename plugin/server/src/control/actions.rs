@@ -17,8 +17,7 @@ use axum::http::{Response, StatusCode};
 use rootstock::ServingCore;
 use rootstock::memory::ReplicaId;
 use rootstock::radix::{
-    ActReason, Action, Key, NamespaceId, NamespaceKey, NodeRef, Outcome, Target as Content,
-    TenantId, Token,
+    ActReason, Action, Key, NamespaceId, NamespaceKey, NodeRef, Outcome, Target as Content, Token,
 };
 use rootstock_engine::service::Visit;
 use serde_json::{Value, json};
@@ -29,14 +28,11 @@ use crate::chat::conversation::Conversation;
 use crate::control::access::Caller;
 use crate::control::envelope::{self, Destination, Envelope, Target, Verb, Wanted};
 use crate::control::in_request;
-use crate::engine_port::{Engine, engine_dead, scoped};
+use crate::engine_port::{Engine, TENANT, engine_dead, scoped};
 use crate::http::api_error::{ApiError, json_response};
 use crate::http::body;
 use crate::openai::fields::Fields;
 use crate::openai::messages;
-
-/// In whose name the server acts: what is whose is told by namespaces.
-const TENANT: TenantId = TenantId(0);
 
 /// The route.
 pub async fn route(State(app): State<Arc<App>>, request: Request) -> Response<Body> {

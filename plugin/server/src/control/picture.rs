@@ -13,19 +13,17 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use rootstock::memory::Nanos;
 use rootstock::radix::{
-    NamespaceKey, NodeRef, Part, Picture, PictureLimits, PrefixCache, ProgramPlace, TenantId,
+    NamespaceKey, NodeRef, Part, Picture, PictureLimits, PrefixCache, ProgramPlace,
 };
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::control::access::Caller;
 use crate::control::query::{bounded, parameter};
-use crate::engine_port::{engine_dead, scoped};
+use crate::engine_port::{TENANT, engine_dead, scoped};
 use crate::http::api_error::{ApiError, json_response};
 use crate::metrics::asked::kind_name;
 
-/// In whose name the server acts: what is whose is told by namespaces.
-const TENANT: TenantId = TenantId(0);
 const NODES: usize = 300;
 const NODES_MAX: usize = 2000;
 /// Programs that are shown.

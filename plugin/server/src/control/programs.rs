@@ -9,17 +9,15 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use rootstock::memory::Nanos;
-use rootstock::radix::{NamespaceKey, PrefixCache, ProgramId, ProgramStats, TenantId};
+use rootstock::radix::{NamespaceKey, PrefixCache, ProgramId, ProgramStats};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::control::access::Caller;
 use crate::control::query::{limit, parameter};
-use crate::engine_port::{engine_dead, scoped};
+use crate::engine_port::{TENANT, engine_dead, scoped};
 use crate::http::api_error::json_response;
 
-/// In whose name the server acts: what is whose is told by namespaces.
-const TENANT: TenantId = TenantId(0);
 const PROGRAMS: usize = 100;
 const PROGRAMS_MAX: usize = 1000;
 /// Children that are named.
