@@ -119,7 +119,7 @@ pub(crate) struct Lookup {
 
 impl Lookup {
     /// Where in `text`, whose last `made` tokens are output, the guesses worth verifying after it
-    /// are; `worth` is what a right one saves over the cost of one.
+    /// are, `most` at most; `worth` is what a right one saves over the cost of one.
     pub(crate) fn guesses(
         &mut self,
         others: &Record,
@@ -127,6 +127,9 @@ impl Lookup {
         worth: f64,
         most: u32,
     ) -> Range<usize> {
+        if most == 0 {
+            return 0..0;
+        }
         let Some(found) = find(text, most as usize) else {
             self.quiet = true;
             return 0..0;
@@ -198,6 +201,21 @@ mod tests {
                         matched: matches(end),
                     });
                 assert_eq!(find(&text, 3), expected, "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn there_are_never_more_guesses_than_have_room_whatever_was_learned() {
+        let text: Vec<Token> = (0..20).chain(0..10).collect();
+        for right in [0, 1] {
+            let (mut lookup, mut others) = (Lookup::default(), Record::default());
+            for made in 1..200 {
+                for most in [0, 1, 2, 8] {
+                    let guesses = lookup.guesses(&others, (&text, made), 3.0, most);
+                    assert!(guesses.len() <= most as usize, "{guesses:?} of {most}");
+                }
+                lookup.learn(&mut others, 1, right);
             }
         }
     }
