@@ -25,7 +25,7 @@ impl PrefixCache {
             self.tiers[at].release(pages, busy_until);
         }
         let last = self.end_of(&lease);
-        if self.host.is_some() {
+        if self.host.is_some() && fate != Fate::Unused {
             self.write_on_end(at, last, fate);
             if fate != Fate::Ephemeral {
                 self.store_down(last);
@@ -75,7 +75,7 @@ impl PrefixCache {
         let class = match fate {
             Fate::Keep | Fate::Superseded => CopyClass::Demote,
             Fate::Preempted => CopyClass::Preempt,
-            Fate::Ephemeral => return,
+            Fate::Ephemeral | Fate::Unused => return,
         };
         self.write_down(device, last, class, |cache, at| match cache.write_policy {
             _ if class == CopyClass::Preempt || cache.is_pinned(at) => true,

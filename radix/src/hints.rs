@@ -95,6 +95,8 @@ pub enum Fate {
     Ephemeral,
     /// The request was preempted and will come back.
     Preempted,
+    /// The request could not begin and goes on waiting: nothing is copied down for it.
+    Unused,
 }
 
 /// How long a pin lasts.

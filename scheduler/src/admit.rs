@@ -59,7 +59,7 @@ impl Scheduler {
         let available = cx.cache.available(tier);
         let wanted = found.needed_pages + self.headroom(id);
         if available < wanted {
-            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            cx.cache.end(found.lease, Fate::Unused, cx.now);
             return Err(Denied::Pages {
                 missing: wanted - available,
                 in_transit: cx.cache.returning(tier),
@@ -108,13 +108,13 @@ impl Scheduler {
             needed_pages,
         } = found;
         if cached.below() > 0 && cx.cache.is_coming(&lease) {
-            cx.cache.end(lease, Fate::Keep, cx.now);
+            cx.cache.end(lease, Fate::Unused, cx.now);
             return Err(Denied::Coming);
         }
         let (mut rest, mut copies) = match cx.cache.reserve(tier, needed_pages, cx.now) {
             Ok(granted) => granted,
             Err(short) => {
-                cx.cache.end(lease, Fate::Keep, cx.now);
+                cx.cache.end(lease, Fate::Unused, cx.now);
                 let held = short.free_pages + short.evictable_pages;
                 return Err(Denied::Pages {
                     missing: short.needed_pages.saturating_sub(held).max(1),

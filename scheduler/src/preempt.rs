@@ -126,7 +126,7 @@ impl Scheduler {
         let full = count(self.running.len()) >= self.cfg.max_running;
         let found = self.find(cx, id);
         if found.cached.host > 0 && cx.cache.is_coming(&found.lease) {
-            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            cx.cache.end(found.lease, Fate::Unused, cx.now);
             return;
         }
         let available = cx.cache.available(device(self.cfg.replica));
@@ -136,7 +136,7 @@ impl Scheduler {
             _ => cx.cache.returning(device(self.cfg.replica)),
         };
         if in_transit > 0 && in_transit >= missing && !full {
-            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            cx.cache.end(found.lease, Fate::Unused, cx.now);
             return;
         }
         let missing = missing.saturating_sub(in_transit);
@@ -149,14 +149,14 @@ impl Scheduler {
             (_, _) => self.fewest(order, &leaving, missing, &leased),
         };
         let Some(victims) = victims else {
-            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            cx.cache.end(found.lease, Fate::Unused, cx.now);
             return;
         };
         let when = self.give_way(cx, &victims, draft);
         let room = count(self.running.len()) < self.cfg.max_running
             && found.needed_pages <= cx.cache.available(device(self.cfg.replica));
         if when == Yield::Later || !room {
-            cx.cache.end(found.lease, Fate::Keep, cx.now);
+            cx.cache.end(found.lease, Fate::Unused, cx.now);
             self.claim = Some(id);
             return;
         }

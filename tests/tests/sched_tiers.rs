@@ -354,3 +354,34 @@ fn a_replica_that_becomes_idle_takes_over_who_waits_for_a_seat_elsewhere() {
     assert!(rig.core.abort(again, rig.now) && !rig.core.abort(again, rig.now));
     rig.run_dry();
 }
+
+/// Copies keep what they read. Who waits asks at every step, and a copy each time would keep the
+/// very pages that it waits for.
+#[test]
+fn a_request_that_goes_on_waiting_copies_nothing_down() {
+    let ranked = SchedulerConfig {
+        preempt_gap: Some(3),
+        ..config()
+    };
+    let mut world = World::of(&tiers(22, 40, WritePolicy::Selective), ranked);
+    let first = prompt(1, 24);
+    world.submit(&first, 1, 0);
+    world.run_dry();
+    // What gives way to it is not enough for it, so it is looked at, and goes on waiting.
+    let important = world.submit(&prompt(2, 40), 12, 9);
+    let lesser = world.submit(&prompt(4, 4), 12, 0);
+    world.step();
+    let waiting = world.submit(&[&first[..], &prompt(3, 24)].concat(), 1, 9);
+    let mut steps = 0;
+    while world.heard(important).last.is_none() {
+        world.step();
+        steps += 1;
+        assert_eq!(world.scheduler.stats().copy_plans, 0, "step {steps}");
+        assert_eq!(world.cache.stats().copies_under_way, 0, "step {steps}");
+    }
+    assert!(steps > 8, "it waited for {steps} steps only");
+    world.run_dry();
+    for id in [important, lesser, waiting] {
+        assert!(world.said_all(id));
+    }
+}
