@@ -8,6 +8,7 @@
 //! | `ggml`, `forms`, `matrix`, `prepare`, `matmul` | weight formats, repacking, products |
 //! | `heads`, `kv`, `attention` | K and V in the arena, paged attention |
 //! | `norm`, `rope`, `sample` | the rest of a step |
+//! | `huge` | where weights and KV lie: on huge pages |
 
 mod act;
 mod attention;
@@ -15,6 +16,7 @@ mod error;
 mod forms;
 mod ggml;
 mod heads;
+mod huge;
 mod isa;
 mod kv;
 mod lanes;
@@ -36,6 +38,7 @@ pub use error::KernelError;
 pub(crate) use error::{check_len, checked_area};
 pub use ggml::{GgmlType, dequantize};
 pub use heads::{HeadArgs, Heads, place_heads};
+pub use huge::{WeightRoom, advise_huge};
 pub use isa::{Isa, numerics_id};
 pub(crate) use kv::check_head_dim;
 #[cfg(feature = "cuda")]

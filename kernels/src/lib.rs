@@ -22,7 +22,7 @@ pub mod cuda;
 
 pub use cpu::{
     AttentionArgs, GgmlType, HeadArgs, Heads, Input, Isa, KernelError, KvRow, KvView, PackedMatrix,
-    Product, RopeAngles, RopeStyle, SampleArgs, SampleScratch, Sampled, Scratch, ThreadPool, add,
-    argmax, attention, dequantize, matmul, numerics_id, place_heads, products, qk_norm, rms_norm,
-    rope, sample, silu_mul, softmax, store_kv,
+    Product, RopeAngles, RopeStyle, SampleArgs, SampleScratch, Sampled, Scratch, ThreadPool,
+    WeightRoom, add, advise_huge, argmax, attention, dequantize, matmul, numerics_id, place_heads,
+    products, qk_norm, rms_norm, rope, sample, silu_mul, softmax, store_kv,
 };

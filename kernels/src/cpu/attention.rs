@@ -95,6 +95,7 @@ pub fn attention(
         args.isa.run(TaskKernel {
             args,
             task: tasks[task],
+            next: tasks.get(task + pool.threads()).copied(),
             out: &out,
             workspace,
         });
@@ -139,6 +140,8 @@ fn split(args: &AttentionArgs<'_>, tokens: usize, threads: usize, tasks: &mut Ve
 struct TaskKernel<'a> {
     args: &'a AttentionArgs<'a>,
     task: Task,
+    /// What the thread is likely to do after it.
+    next: Option<Task>,
     /// This task alone uses the output of its tokens and heads.
     out: &'a SharedOut<'a, f32>,
     workspace: &'a mut Workspace,
@@ -164,6 +167,11 @@ impl<'a> TaskKernel<'a> {
         let head = self.task.kv_head as usize * self.group() + head;
         let token = self.task.step_token + token;
         (token * self.args.heads as usize + head) * self.head_dim()
+    }
+
+    /// Keys that the last query of a task attends to.
+    fn keys(&self, task: Task) -> u32 {
+        self.args.rows[task.row as usize].first_pos + task.first + task.tokens
     }
 
     /// The position a query is at: the last one it attends to.

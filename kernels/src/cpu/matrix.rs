@@ -3,6 +3,7 @@
 use super::error::{KernelError, check_len, checked_area};
 use super::forms::Form;
 use super::ggml::{GgmlType, dequantize};
+use super::huge::WeightRoom;
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes};
 use super::tiles::{TileShape, Tiles};
@@ -27,17 +28,30 @@ pub(crate) enum Store {
 }
 
 impl PackedMatrix {
-    /// Checks the shape against the bytes and repacks them for `isa`.
+    /// Checks the shape against the bytes and repacks them for `isa`, in memory of their own.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack_in`].
+    pub fn pack(
+        ggml_type: GgmlType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        isa: Isa,
+    ) -> Result<Self, KernelError> {
+        Self::pack_in(&WeightRoom::default(), (ggml_type, rows, cols), bytes, isa)
+    }
+
+    /// The same as a part of `room`, which the matrices of a model share.
     ///
     /// # Errors
     /// Rows that are not whole blocks, or bytes that do not match the shape.
     ///
     /// # Cost
     /// One pass over the bytes and an allocation of about their size.
-    pub fn pack(
-        ggml_type: GgmlType,
-        rows: usize,
-        cols: usize,
+    pub fn pack_in(
+        room: &WeightRoom,
+        (ggml_type, rows, cols): (GgmlType, usize, usize),
         bytes: &[u8],
         isa: Isa,
     ) -> Result<Self, KernelError> {
@@ -57,15 +71,13 @@ impl PackedMatrix {
         let store = match isa.tile_shape(ggml_type) {
             None => Store::Rows(bytes.into()),
             Some(shape) if shape.form.is_of_file(ggml_type) => {
-                Store::Tiles(Tiles::pack(shape, ggml_type.row_bytes(cols)?, bytes))
+                let row_bytes = ggml_type.row_bytes(cols)?;
+                Store::Tiles(Tiles::pack(shape, row_bytes, bytes, room))
             }
             Some(shape) => {
                 let row_bytes = cols / shape.form.block_len() * shape.form.block_bytes();
-                Store::Tiles(Tiles::pack(
-                    shape,
-                    row_bytes,
-                    &Form::convert(ggml_type, bytes)?,
-                ))
+                let bytes = Form::convert(ggml_type, bytes)?;
+                Store::Tiles(Tiles::pack(shape, row_bytes, &bytes, room))
             }
         };
         Ok(Self {

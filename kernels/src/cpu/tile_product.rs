@@ -16,7 +16,7 @@ use super::tiles::Tiles;
 const PANEL_ROWS: usize = 64;
 
 /// How far ahead of the units in use the next ones are asked for, in bytes.
-const PREFETCH_AHEAD: usize = 1536;
+const PREFETCH_AHEAD: usize = 4096;
 
 /// The right side of a product.
 #[derive(Clone, Copy)]

@@ -12,16 +12,15 @@
 //! nibbles, as in the file. The last tile is padded with zero rows. Source: the 16-row tiles are
 //! our own design; llama.cpp's repacked Q4_0 is akin.
 
-use super::forms::Form;
+use bytes::BytesMut;
 
-/// One cache line; gives the weights their alignment.
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+use super::forms::Form;
+use super::huge::WeightRoom;
 
 /// The weights of a matrix in tiles.
 pub(crate) struct Tiles {
-    lines: Box<[Line]>,
+    /// Begins at a cache line.
+    bytes: BytesMut,
     shape: TileShape,
     tile_bytes: usize,
     rows: usize,
@@ -73,15 +72,18 @@ impl TileShape {
 }
 
 impl Tiles {
-    /// Repacks the rows of a matrix, `row_bytes` each.
-    pub(crate) fn pack(shape: TileShape, row_bytes: usize, bytes: &[u8]) -> Self {
+    /// Repacks the rows of a matrix, `row_bytes` each, into a part of `room`.
+    pub(crate) fn pack(
+        shape: TileShape,
+        row_bytes: usize,
+        bytes: &[u8],
+        room: &WeightRoom,
+    ) -> Self {
         let block_bytes = shape.form.block_bytes();
         let rows = bytes.len() / row_bytes;
         let tile_bytes = row_bytes * shape.height;
         let tile_count = rows.div_ceil(shape.height);
-        let line_count = (tile_count * tile_bytes).div_ceil(64);
-        let mut lines: Box<[Line]> = bytemuck::zeroed_slice_box(line_count);
-        let out: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
+        let mut out = room.take(tile_count * tile_bytes);
         for (index, row) in bytes.chunks_exact(row_bytes).enumerate() {
             let tile = &mut out[index / shape.height * tile_bytes..][..tile_bytes];
             let units = tile.chunks_exact_mut(shape.unit_bytes());
@@ -92,7 +94,7 @@ impl Tiles {
             }
         }
         Self {
-            lines,
+            bytes: out,
             shape,
             tile_bytes,
             rows,
@@ -121,13 +123,12 @@ impl Tiles {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.lines.len() * 64
+        self.bytes.len()
     }
 
     /// The bytes of one tile.
     pub(crate) fn tile(&self, index: usize) -> &[u8] {
-        let bytes: &[u8] = bytemuck::cast_slice(&self.lines);
-        &bytes[index * self.tile_bytes..][..self.tile_bytes]
+        &self.bytes[index * self.tile_bytes..][..self.tile_bytes]
     }
 
     /// Calls `f` with each block of a row.
@@ -161,7 +162,7 @@ mod tests {
             let bytes: Vec<u8> = (0..(rows * row_bytes) as u64)
                 .map(|i| (seed.wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
                 .collect();
-            let tiles = Tiles::pack(shape, row_bytes, &bytes);
+            let tiles = Tiles::pack(shape, row_bytes, &bytes, &WeightRoom::default());
             for (row, expected) in bytes.chunks_exact(row_bytes).enumerate() {
                 let mut found = Vec::new();
                 tiles.for_blocks(row, |_, block| found.extend_from_slice(block));

@@ -27,7 +27,7 @@ use rootstock::memory::{CopyEngine, KvArena, KvDtype, KvLayout, LayoutOrder, Lay
 use rootstock::radix::Token;
 use rootstock::scheduler::{StepOutput, StepPlan};
 use rootstock::{Backend, Caps, Masks, StepError};
-use rootstock_kernels::{KernelError, KvRow, ThreadPool};
+use rootstock_kernels::{KernelError, KvRow, ThreadPool, advise_huge};
 
 pub use copies::ArenaCopies;
 
@@ -136,7 +136,9 @@ impl CpuBackend {
         host: Option<SharedArena>,
     ) -> Result<Self, EngineError> {
         let layout = Self::layout(model.config(), config.page_tokens, config.kv_dtype)?;
-        let arena = Arc::new(Mutex::new(KvArena::new(layout, config.pages)?));
+        let mut arena = KvArena::new(layout, config.pages)?;
+        advise_huge(arena.bytes_mut());
+        let arena = Arc::new(Mutex::new(arena));
         let copies = ArenaCopies::start(Arc::clone(&arena), host, config.copy_queue)?;
         let dtype = match config.kv_dtype {
             KvDtype::F32 => "f32",

@@ -14,7 +14,7 @@
 
 use rootstock_memory::KvSide;
 
-use super::TaskKernel;
+use super::{Task, TaskKernel};
 use crate::cpu::kv::{Elements, KvPlace, KvWalk};
 use crate::cpu::lanes::{LANES, Lanes, Line, exp};
 
@@ -61,7 +61,7 @@ impl<'a> TaskKernel<'a> {
     pub(super) fn blocked<L: Lanes>(mut self, l: L) {
         let queries = self.queries();
         self.begin(l);
-        let end = self.position(queries - 1) + 1;
+        let end = self.keys(self.task);
         for start in (0..end).step_by(BLOCK) {
             let block = Block {
                 start,
@@ -157,9 +157,8 @@ impl<'a> TaskKernel<'a> {
         let head_dim = self.head_dim();
         let head_lines = head_dim / LANES;
         let value_offset = self.args.kv.layout().side_stride();
-        let ahead = block.start.saturating_add(BLOCK as u32);
-        let mut keys_ahead = (self.position(self.queries() - 1) + 1).saturating_sub(ahead);
-        let (mut walk, mut walk_ahead) = (self.walk(block.start), self.walk(ahead));
+        let mut walk = self.walk(self.task, block.start);
+        let (mut walk_ahead, mut keys_ahead) = self.ahead(block);
         // Rows past the last key keep what they had: their scores are never used.
         let mut square = [[0.0; LANES]; LANES];
         for first in (0..block.keys).step_by(LANES) {
@@ -190,16 +189,26 @@ impl<'a> TaskKernel<'a> {
         }
     }
 
-    /// Walks over the keys of the task's head, from a position on.
+    /// Where the keys after a block are, in this task or the next one, and how many.
     #[inline(always)]
-    fn walk(&self, position: u32) -> KvWalk<'a> {
+    fn ahead(&self, block: Block) -> (KvWalk<'a>, u32) {
+        let start = block.start.saturating_add(BLOCK as u32);
+        match (self.keys(self.task).saturating_sub(start), self.next) {
+            (0, Some(next)) => (self.walk(next, 0), self.keys(next)),
+            (left, _) => (self.walk(self.task, start), left),
+        }
+    }
+
+    /// Walks over the keys of a task's head, from a position on.
+    #[inline(always)]
+    fn walk(&self, task: Task, position: u32) -> KvWalk<'a> {
         let place = KvPlace {
             position,
             layer: self.args.layer,
             side: KvSide::K,
-            head: self.task.kv_head,
+            head: task.kv_head,
         };
-        KvWalk::new(self.args.kv, self.row(), place)
+        KvWalk::new(self.args.kv, &self.args.rows[task.row as usize], place)
     }
 
     /// One block for `MB` queries, all of which attend to its first key.

@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rootstock_kernels::{GgmlType, Isa, KernelError, PackedMatrix};
+use rootstock_kernels::{GgmlType, Isa, KernelError, PackedMatrix, WeightRoom};
 
 use super::{Layer, Linear, Model, ModelConfig, RopeTable, Weights};
 use crate::error::EngineError;
@@ -231,9 +231,10 @@ impl Source<'_> {
         Ok((ty, tensor.data))
     }
 
-    fn pack(&self, job: &Job, isa: Isa) -> Result<PackedMatrix, EngineError> {
+    fn pack(&self, job: &Job, isa: Isa, room: &WeightRoom) -> Result<PackedMatrix, EngineError> {
         let (ty, data) = self.matrix(job)?;
-        PackedMatrix::pack(ty, job.rows, job.cols, data, isa).map_err(|source| job.refused(source))
+        PackedMatrix::pack_in(room, (ty, job.rows, job.cols), data, isa)
+            .map_err(|source| job.refused(source))
     }
 }
 
@@ -246,14 +247,14 @@ fn pack_all(
 ) -> Result<Vec<PackedMatrix>, EngineError> {
     let cells: Vec<OnceLock<Result<PackedMatrix, EngineError>>> =
         jobs.iter().map(|_| OnceLock::new()).collect();
-    let taken = AtomicUsize::new(0);
+    let (taken, room) = (AtomicUsize::new(0), WeightRoom::default());
     let work = || {
         loop {
             let at = taken.fetch_add(1, Ordering::Relaxed);
             let (Some(job), Some(cell)) = (jobs.get(at), cells.get(at)) else {
                 break;
             };
-            let fresh = cell.set(source.pack(job, isa)).is_ok();
+            let fresh = cell.set(source.pack(job, isa, &room)).is_ok();
             debug_assert!(fresh, "each job is taken once");
         }
     };
