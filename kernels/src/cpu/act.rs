@@ -61,18 +61,21 @@ impl Kernel for Quantize<'_> {
             let (a, b) = (l.load(&lines[0]), l.load(&lines[1]));
             let largest = l.max(l.max(a, l.sub(zero, a)), l.max(b, l.sub(zero, b)));
             let max = l.max_lane(largest);
-            let poison = l.sum(l.mul_add(b, zero, l.mul(a, zero)));
             let inverse = l.splat(if max > 0.0 { 127.0 / max } else { 0.0 });
-            let mut q = [0; ACT_LEN];
-            let (low, high) = q.split_at_mut(16);
-            l.store_i8(l.mul(a, inverse), low.first_chunk_mut().expect("16 of 32"));
-            l.store_i8(l.mul(b, inverse), high.first_chunk_mut().expect("16 of 32"));
-            *out = scaled(q, max / 127.0 + poison);
+            // Rounded here, so that the sums are of whole numbers: exact in any order.
+            let (a, b) = (l.round(l.mul(a, inverse)), l.round(l.mul(b, inverse)));
+            let (low, high) = out.q.split_at_mut(16);
+            l.store_i8(a, low.first_chunk_mut().expect("16 of 32"));
+            l.store_i8(b, high.first_chunk_mut().expect("16 of 32"));
+            let (low, high) = (l.sum(a), l.sum(b));
+            // An infinity or NaN makes its sum NaN.
+            out.d = max / 127.0 + (low + high) * 0.0;
+            out.d_sum = out.d * (low + high);
+            out.halves = [low as i16, high as i16];
         }
     }
 }
 
-#[inline(always)]
 fn scaled(q: [i8; ACT_LEN], d: f32) -> Act {
     let mut halves = [0; 2];
     for (half, q) in halves.iter_mut().zip(q.as_chunks::<16>().0) {
