@@ -45,6 +45,11 @@ pub struct PrefixCache {
     pub(crate) agent: Option<Box<Agent>>,
     pub(crate) programs: Programs,
     pub(crate) write_policy: WritePolicy,
+    /// Whether how often a node was matched is what it is ranked by.
+    ranks_hits: bool,
+    /// Whether what was matched may grow by what was not: nothing tells them apart but their place,
+    /// and no other device asks how often each was matched.
+    pub(crate) grows_found: bool,
     pub(crate) max_copies: usize,
     pub(crate) layers: u16,
     pub(crate) pins_yielded: u64,
@@ -119,6 +124,10 @@ impl PrefixCache {
             agent: (config.policy == PolicyKind::Agent).then(|| Box::new(Agent::new(pages))),
             programs: Programs::default(),
             write_policy: config.write_policy,
+            ranks_hits: ranking.counts_hits(),
+            grows_found: ranking.is_alike_along_a_node()
+                && config.device_pages.len() == 1
+                && (host.is_none() || config.write_policy != WritePolicy::Selective),
             max_copies: config.max_copies as usize,
             layers: config.layers,
             pins_yielded: 0,
@@ -184,6 +193,7 @@ impl PrefixCache {
             pages: 0,
             page_tokens: self.page_tokens(),
             own_from: u32::MAX,
+            grown: (0, 0),
             kept: None,
             ahead: None,
             copy: None,
@@ -436,6 +446,16 @@ impl PrefixCache {
         change(self.tree.node_mut(at));
         for tier in &mut self.tiers {
             tier.rank(at, self.tree.node(at));
+        }
+    }
+
+    /// A node was matched once more.
+    pub(crate) fn count_hit(&mut self, at: u32) {
+        let count = |node: &mut Node| node.hits = node.hits.saturating_add(1);
+        if self.ranks_hits {
+            self.update(at, count);
+        } else {
+            count(self.tree.node_mut(at));
         }
     }
 

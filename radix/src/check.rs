@@ -90,6 +90,12 @@ impl PrefixCache {
         }
         ensure!(
             "leases",
+            self.tree.promised <= leases,
+            "{} nodes promised to {leases} leases",
+            self.tree.promised
+        );
+        ensure!(
+            "leases",
             leases == self.leases,
             "roots count {leases}, cache {}",
             self.leases

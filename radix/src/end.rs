@@ -33,10 +33,16 @@ impl PrefixCache {
         }
         let mut node = last;
         let mut alone = matches!(fate, Fate::Superseded | Fate::Ephemeral);
+        if lease.grown.0 > 0 {
+            self.tree.promised -= 1;
+        }
+        if alone {
+            self.cut_own(&lease, last);
+        }
         let mut below = None;
         while node != NIL {
             let parent = self.tree.node(node).parent;
-            alone = alone && self.is_alone(at, node, below, lease.own_from);
+            alone = alone && self.is_alone(at, node, below, &lease);
             let place = if alone {
                 Place::Front(below)
             } else {
@@ -85,12 +91,24 @@ impl PrefixCache {
         });
     }
 
-    /// Whether only the lease that ends now used a node, which it put in from page `own_from` on,
-    /// and nothing hangs from it but `below`, which that lease leaves too.
-    fn is_alone(&self, tier: usize, at: u32, below: Option<u32>, own_from: u32) -> bool {
+    /// Cuts what a lease put into a leaf that it had found from the leaf, where nobody has matched
+    /// it since.
+    fn cut_own(&mut self, lease: &Lease, last: u32) {
+        let at = self.normal(last, lease.own_from.saturating_add(1));
+        let node = self.tree.node(at);
+        let is_grown = node.depth < lease.own_from && lease.own_from < node.end();
+        if is_grown && node.hits == lease.own_hits(node.depth) {
+            let keep = lease.own_from - node.depth;
+            self.split(at, keep).expect("a node was promised for it");
+        }
+    }
+
+    /// Whether only the lease that ends now used a node, which it put in, and nothing hangs from it
+    /// but `below`, which that lease leaves too.
+    fn is_alone(&self, tier: usize, at: u32, below: Option<u32>, lease: &Lease) -> bool {
         let (node, span) = (self.tree.node(at), self.tiers[tier].span(at));
-        node.depth >= own_from
-            && node.hits == 0
+        node.depth >= lease.own_from
+            && node.hits == lease.own_hits(node.depth)
             && !node.is_root()
             && span.leases == 1
             && span.busy == 0

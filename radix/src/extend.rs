@@ -9,6 +9,7 @@
 
 use crate::cache::PrefixCache;
 use crate::lease::Kept;
+use crate::node::Ends;
 use crate::tree::narrow;
 use crate::{Dedup, Extended, Lease, SpanMeta, Token};
 use rootstock_memory::{Nanos, Pages, TierId};
@@ -81,7 +82,7 @@ impl PrefixCache {
             let pages = work.take(common, self.tree.page_tokens());
             if self.tiers[tier].is_resident(child) {
                 self.tiers[tier].lease(child, self.tree.node(child));
-                self.update(child, |node| node.hits = node.hits.saturating_add(1));
+                self.count_hit(child);
                 self.settle_duplicates(lease, child, pages, work);
             } else {
                 self.tiers[tier].place(child, &self.tree, pages);
@@ -127,6 +128,13 @@ impl PrefixCache {
         let tier = usize::from(lease.replica.0);
         let end = self.end_of(lease);
         if self.grows_in_place(lease, end, work.meta) {
+            let node = self.tree.node(end);
+            let (depth, hits) = (node.depth, node.hits);
+            let is_found = depth < lease.own_from.min(lease.pages);
+            self.tree.promised += u32::from(is_found && lease.grown.0 == 0);
+            if is_found || depth < lease.grown.0 {
+                lease.grown = (lease.pages + count, hits);
+            }
             self.tree.grow_leaf(end, work.tokens);
             let pages = work.take(count, self.tree.page_tokens());
             self.tiers[tier].grow(end, self.tree.node(end), pages);
@@ -151,20 +159,39 @@ impl PrefixCache {
         work.done.inserted_pages += count;
     }
 
-    /// Whether the edge of `at`, where a lease ends, may take more pages of that lease: it made
-    /// the node, and nothing else has come to depend on it.
+    /// Whether the edge of `at`, where a lease ends, may take more pages of that lease: nobody else
+    /// uses it, and nothing has come to depend on where it ends. What the lease itself put in it
+    /// nobody has matched since.
     fn grows_in_place(&self, lease: &Lease, at: u32, meta: &SpanMeta) -> bool {
         let node = self.tree.node(at);
         let tier = usize::from(lease.replica.0);
-        self.tree.can_grow(at)
-            && node.depth >= lease.own_from
-            && node.hits == 0
+        let is_grown = lease.own_from < node.end();
+        let is_own = node.depth >= lease.own_from;
+        let may_grow = match () {
+            () if is_own || is_grown => node.hits == lease.own_hits(node.depth),
+            () => self.grows_found && self.tree.has_slots(1) && self.is_end_of(at, lease),
+        };
+        may_grow
+            && self.tree.can_grow(at)
             && self.is_retained_as(at, meta)
             && node.kind == meta.kind
             && self.tiers[tier].span(at).leases == 1
             && self.tiers[tier].span(at).busy == 0
             && !self.is_pinned(at)
             && self.only_in(tier, at)
+    }
+
+    /// Whether no program but that of the lease knows a prefix of its own by the end of `at`.
+    fn is_end_of(&self, at: u32, lease: &Lease) -> bool {
+        let node = self.tree.node(at);
+        match (node.ends, lease.said.program) {
+            (Ends::None, _) => true,
+            (Ends::One, Some(program)) => {
+                let ends = self.programs.ends(program);
+                ends.contains(&(at, node.generation))
+            }
+            (Ends::One, None) | (Ends::Many, _) => false,
+        }
     }
 }
 

@@ -34,6 +34,9 @@ pub struct Lease {
     pub(crate) page_tokens: u32,
     /// First page that this lease put into the tree itself.
     pub(crate) own_from: u32,
+    /// Up to where those pages lie in a leaf that it had found and grew, and how often that had
+    /// been matched by then.
+    pub(crate) grown: (u32, u32),
     pub(crate) kept: Option<Box<Kept>>,
     /// What was matched below the device: last node, its generation, pages up to its end.
     pub(crate) ahead: Option<(u32, NonZeroU32, u32)>,
@@ -65,6 +68,16 @@ impl Lease {
     /// The replica whose device pages it keeps.
     pub const fn replica(&self) -> ReplicaId {
         self.replica
+    }
+
+    /// How often a node that begins at page `depth` was matched, where nobody has matched it since
+    /// this lease put it in.
+    pub(crate) const fn own_hits(&self, depth: u32) -> u32 {
+        if depth < self.grown.0 {
+            self.grown.1
+        } else {
+            0
+        }
     }
 
     pub(crate) const fn tail(&self) -> u32 {

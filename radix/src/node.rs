@@ -10,6 +10,17 @@ use std::num::NonZeroU32;
 /// No node.
 pub(crate) const NIL: u32 = u32::MAX;
 
+/// Whether programs know their prefixes by the end of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ends {
+    /// None does.
+    None,
+    /// A program does.
+    One,
+    /// Several do.
+    Many,
+}
+
 /// The hot part of a node.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -34,6 +45,7 @@ pub(crate) struct Node {
     /// How often it was matched.
     pub(crate) hits: u32,
     pub(crate) kind: ContextKind,
+    pub(crate) ends: Ends,
 }
 
 const _: () = assert!(size_of::<Node>() <= 64);

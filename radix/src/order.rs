@@ -90,6 +90,19 @@ impl Ranking {
         }
     }
 
+    /// Whether it is by how often nodes were matched.
+    pub(crate) const fn counts_hits(self) -> bool {
+        matches!(self, Self::Frequency | Self::Segmented)
+    }
+
+    /// Whether pages that were used together rank alike, however often and since when they were.
+    pub(crate) const fn is_alike_along_a_node(self) -> bool {
+        match self {
+            Self::Recency | Self::Priority | Self::MostRecent | Self::Worth => true,
+            Self::Frequency | Self::FirstIn | Self::LastIn | Self::Segmented => false,
+        }
+    }
+
     /// Lower goes first. What is spent goes before all else.
     pub(crate) fn rank(self, node: &Node, span: &Span) -> Rank {
         if span.spent {

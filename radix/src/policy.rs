@@ -32,7 +32,7 @@ impl PrefixCache {
             agent.found(at);
         }
         self.retention.touch(at, now);
-        self.update(at, |node| node.hits = node.hits.saturating_add(1));
+        self.count_hit(at);
     }
 
     /// Notes what a request that ends says about the node `at` that it used.

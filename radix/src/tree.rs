@@ -1,7 +1,7 @@
 //! The tree itself: nodes, runs of tokens and the child table. Finds, splits, grows, removes.
 //! It knows neither pages nor leases nor time.
 
-use crate::node::{NIL, Node};
+use crate::node::{Ends, NIL, Node};
 use crate::table::ChildTable;
 use crate::{SpanMeta, Token};
 use ahash::RandomState;
@@ -27,6 +27,8 @@ pub(crate) struct Tree {
     page_tokens: usize,
     max_nodes: usize,
     roots: usize,
+    /// Nodes that leases may still need: one for each that grew a leaf which it had found.
+    pub(crate) promised: u32,
     hashing: Hashing,
     generation: NonZeroU32,
 }
@@ -40,6 +42,7 @@ impl Tree {
             page_tokens: page_tokens as usize,
             max_nodes: max_nodes as usize,
             roots: 0,
+            promised: 0,
             hashing,
             generation: NonZeroU32::MIN,
         }
@@ -51,6 +54,7 @@ impl Tree {
         self.runs.clear();
         self.table = ChildTable::new();
         self.roots = 0;
+        self.promised = 0;
     }
 
     pub(crate) fn node(&self, at: u32) -> &Node {
@@ -67,7 +71,7 @@ impl Tree {
 
     /// Whether `n` more nodes may be made. Roots do not count: namespaces have their own bound.
     pub(crate) fn has_slots(&self, n: usize) -> bool {
-        self.nodes.len() - self.roots + n <= self.max_nodes
+        self.nodes.len() - self.roots + self.promised as usize + n <= self.max_nodes
     }
 
     pub(crate) const fn roots(&self) -> usize {
@@ -129,8 +133,15 @@ impl Tree {
 
     /// Whole pages that the edge of `at` and `rest` have in common.
     pub(crate) fn common_pages(&self, at: u32, rest: &[Token]) -> u32 {
-        let tokens = common_prefix(self.edge(self.node(at)), rest);
-        narrow(tokens / self.page_tokens)
+        let node = self.node(at);
+        let edge = self.edge(node);
+        let common = common_prefix(edge, rest);
+        if common == edge.len() {
+            // The usual case needs no division.
+            node.pages
+        } else {
+            narrow(common / self.page_tokens)
+        }
     }
 
     pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u64 {
@@ -168,6 +179,7 @@ impl Tree {
             priority: i32::MAX,
             hits: 0,
             kind: crate::ContextKind::Unknown,
+            ends: Ends::None,
         })
     }
 
@@ -199,6 +211,7 @@ impl Tree {
             priority: meta.priority,
             hits: 0,
             kind: meta.kind,
+            ends: Ends::None,
         });
         self.table.insert(hash, leaf);
         self.link(leaf);
@@ -219,6 +232,7 @@ impl Tree {
         let run = &mut self.runs[node.run as usize];
         let end = (node.start + node.pages) as usize * self.page_tokens;
         assert_eq!(run.len(), end, "a leaf ends its run");
+        reserve_an_eighth(run, end + tokens.len());
         run.extend_from_slice(tokens);
         node.pages += pages;
     }
@@ -248,6 +262,7 @@ impl Tree {
             priority: lower.priority,
             hits: lower.hits,
             kind: lower.kind,
+            ends: Ends::None,
         };
         self.unlink(at);
         let upper = self.insert_node(upper);
@@ -347,19 +362,38 @@ impl Tree {
     }
 }
 
-/// Length of the common prefix. Blocks are compared as bytes, which the C library does with the
-/// widest loads of the machine; the block in which they differ is looked through once more.
+/// Length of the common prefix. Long blocks are compared as bytes, which the C library does with
+/// the widest loads of the machine; for those of the size of a leaf a call costs more than the
+/// comparison. The block in which they differ is looked through once more.
 pub(crate) fn common_prefix(a: &[Token], b: &[Token]) -> usize {
-    const BLOCKS: [usize; 2] = [512, 32];
+    const LONG: usize = 512;
+    const SHORT: usize = 16;
     let len = a.len().min(b.len());
     let (a, b) = (&a[..len], &b[..len]);
     let mut at = 0;
-    for block in BLOCKS {
-        let same = a[at..].chunks_exact(block).zip(b[at..].chunks_exact(block));
-        at += block * same.take_while(|(x, y)| x == y).count();
+    if len >= LONG {
+        let same = a.chunks_exact(LONG).zip(b.chunks_exact(LONG));
+        at = LONG * same.take_while(|(x, y)| x == y).count();
     }
+    let leaves = a[at..].as_chunks().0.iter().zip(b[at..].as_chunks().0);
+    at += LEAF * leaves.take_while(|(x, y)| is_same(x, y)).count();
+    let short = a[at..].chunks_exact(SHORT).zip(b[at..].chunks_exact(SHORT));
+    at += SHORT * short.take_while(|(x, y)| x == y).count();
     let rest = a[at..].iter().zip(&b[at..]);
     at + rest.take_while(|(x, y)| x == y).count()
+}
+
+/// Tokens that are compared without a branch.
+const LEAF: usize = 64;
+
+/// A loop that the compiler turns into vectors.
+#[inline]
+fn is_same(a: &[Token; LEAF], b: &[Token; LEAF]) -> bool {
+    let mut differ = 0;
+    for at in 0..LEAF {
+        differ |= a[at] ^ b[at];
+    }
+    differ == 0
 }
 
 /// The arrays of nodes grow by an eighth, not to the double: they are most of what a tree weighs

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::cache::PrefixCache;
+use crate::node::Ends;
 use crate::{ActReason, Action, Outcome, ProgramId, Target, TenantId, Token};
 use rootstock_memory::Nanos;
 use serde::{Deserialize, Serialize};
@@ -138,6 +139,13 @@ impl PrefixCache {
     /// A request of a program has ended in the node `last`: its prefix is one of the program's.
     pub(crate) fn note_branch(&mut self, id: ProgramId, last: u32) {
         let live = self.live_ends(id);
+        let known = live.iter().any(|end| end.0 == last);
+        let node = self.tree.node_mut(last);
+        node.ends = match node.ends {
+            Ends::None => Ends::One,
+            Ends::One if known => Ends::One,
+            Ends::One | Ends::Many => Ends::Many,
+        };
         let apart = |end: &(u32, NonZeroU32)| {
             let (at, to) = (end.0, self.tree.node(end.0).end());
             self.normal(last, to) != at || self.tree.node(last).end() < to
