@@ -96,7 +96,14 @@ impl PrefixCache {
         self.expire(now);
     }
 
+    #[inline]
     pub(crate) fn expire(&mut self, now: Nanos) {
+        if self.agent.is_some() || !self.pins.due.is_empty() || !self.retention.is_empty() {
+            self.expire_what_is_due(now);
+        }
+    }
+
+    fn expire_what_is_due(&mut self, now: Nanos) {
         self.age(now);
         while let Some(&(until, _, at)) = self.pins.due.first() {
             if until > now {
@@ -138,6 +145,9 @@ impl PrefixCache {
 
     /// Ends the pin of a node, if it has one.
     pub(crate) fn unpin(&mut self, at: u32) -> bool {
+        if self.pins.by_node.is_empty() {
+            return false;
+        }
         let Some(pin) = self.pins.by_node.remove(&at) else {
             return false;
         };
@@ -151,7 +161,7 @@ impl PrefixCache {
     }
 
     pub(crate) fn is_pinned(&self, at: u32) -> bool {
-        self.pins.by_node.contains_key(&at)
+        !self.pins.by_node.is_empty() && self.pins.by_node.contains_key(&at)
     }
 
     /// Without a host tier: the weakest pin on a device gives way.

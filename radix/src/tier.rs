@@ -280,9 +280,7 @@ impl Tier {
             span.read = false;
             change(span);
         });
-        self.change(node.parent, tree.node(node.parent), Place::Tail, |span| {
-            span.kids += 1
-        });
+        self.count_kid(node.parent, tree.node(node.parent), |kids| kids + 1);
     }
 
     /// Appends pages of a request to a leased node that has already grown by them.
@@ -315,37 +313,59 @@ impl Tier {
     /// One lease more on a resident node.
     pub(crate) fn lease(&mut self, at: u32, node: &Node) {
         let slot = self.slot(at);
-        assert!(slot.resident, "only what is resident is leased");
-        if slot.leases > 0 {
-            // No count of pages and no order changes with it.
-            slot.leases += 1;
-            slot.spent = false;
-            slot.stuck = false;
+        let old = *slot;
+        assert!(old.resident, "only what is resident is leased");
+        slot.leases += 1;
+        slot.spent = false;
+        slot.stuck = false;
+        // No count of pages and no order changes with another lease.
+        if old.leases > 0 || node.is_root() {
             return;
         }
-        self.change(at, node, Place::Tail, |span| {
-            span.leases += 1;
-            span.spent = false;
-            span.stuck = false;
-        });
+        self.leased += if old.busy == 0 { node.pages } else { 0 };
+        if let Order::Recency(_) = self.order {
+            if old.is_listed() {
+                self.order.leave(at, &mut self.spans);
+            }
+        } else if old.is_candidate() {
+            self.order.unrank(at, node, &old);
+        }
     }
 
     /// One lease less; true when it was the last. The node was used until `now`.
     pub(crate) fn unlease(&mut self, at: u32, node: &Node, place: Place, now: u64) -> bool {
         let slot = self.slot(at);
         assert!(slot.leases > 0, "node {at} is leased");
-        if slot.leases > 1 {
-            slot.leases -= 1;
-            slot.stamp = now;
-            slot.spent = matches!(place, Place::Front(_));
+        slot.leases -= 1;
+        slot.stamp = now;
+        slot.spent = matches!(place, Place::Front(_));
+        let new = *slot;
+        if new.leases > 0 {
             return false;
         }
-        self.change(at, node, place, |span| {
-            span.leases = 0;
-            span.stamp = now;
-            span.spent = matches!(place, Place::Front(_));
-        });
+        if node.is_root() {
+            return true;
+        }
+        self.leased -= if new.busy == 0 { node.pages } else { 0 };
+        if let Order::Recency(_) = self.order {
+            if new.is_listed() {
+                self.order.enter(at, place, &mut self.spans);
+            }
+        } else if new.is_candidate() {
+            self.order.rank(at, node, &new);
+        }
         true
+    }
+
+    /// A child of `at` came to this tier or went from it.
+    fn count_kid(&mut self, at: u32, node: &Node, count: impl FnOnce(u32) -> u32) {
+        if let Order::Recency(_) = self.order {
+            // Those with children are in that order too.
+            let slot = self.slot(at);
+            slot.kids = count(slot.kids);
+        } else {
+            self.change(at, node, Place::Tail, |span| span.kids = count(span.kids));
+        }
     }
 
     /// The node counts as used now, if it is here. Paths come leaf first.
@@ -438,9 +458,7 @@ impl Tier {
         assert!(self.span(at).is_candidate(), "only a free leaf is vacated");
         self.change(at, node, Place::Tail, |span| span.resident = false);
         self.erase_pages(node, 0);
-        self.change(node.parent, tree.node(node.parent), Place::Tail, |span| {
-            span.kids -= 1
-        });
+        self.count_kid(node.parent, tree.node(node.parent), |kids| kids - 1);
         node.pages
     }
 
@@ -452,13 +470,19 @@ impl Tier {
         }
     }
 
+    #[inline]
     fn slot(&mut self, at: u32) -> &mut Span {
         let at = at as usize;
         if self.spans.len() <= at {
-            reserve_an_eighth(&mut self.spans, at + 1);
-            self.spans.resize(at + 1, Span::default());
+            self.add_spans(at + 1);
         }
         &mut self.spans[at]
+    }
+
+    #[cold]
+    fn add_spans(&mut self, len: usize) {
+        reserve_an_eighth(&mut self.spans, len);
+        self.spans.resize(len, Span::default());
     }
 
     /// The ids of a whole run become it, others are put in their place.

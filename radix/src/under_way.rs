@@ -36,6 +36,9 @@ impl PrefixCache {
 
     /// Copies that nobody has fetched yet, from or to a tier.
     pub(crate) fn take_copies_of(&mut self, tier: TierId) -> Vec<CopyPlan> {
+        if self.flights.outbox.is_empty() {
+            return Vec::new();
+        }
         let ours = |plan: &mut CopyPlan| plan.from.0 == tier || plan.to.0 == tier;
         self.flights.outbox.extract_if(.., ours).collect()
     }

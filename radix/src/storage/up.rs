@@ -180,6 +180,9 @@ impl PrefixCache {
     /// Tokens of `tokens` that storage is known to have right after their first `pages`, which end
     /// in `at`.
     pub(crate) fn stored_tokens(&self, at: u32, pages: u32, tokens: &[Token]) -> u32 {
+        if self.store.is_none() {
+            return 0;
+        }
         narrow(self.stored_after(at, pages, tokens).len()) * self.page_tokens()
     }
 
