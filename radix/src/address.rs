@@ -1,8 +1,8 @@
-//! Content addresses of the pages in the tree, while a store is attached. They lie by run, parallel
-//! to its tokens, as event hashes do, and cost nothing otherwise.
+//! Content addresses of the pages in the tree, while a store is attached. They lie by node, as
+//! event hashes do, and cost nothing otherwise.
 
 use crate::Token;
-use crate::cache::PrefixCache;
+use crate::cache::{PrefixCache, row_of};
 use rootstock_memory::{PageAddress, PageId, StorePage};
 
 impl PrefixCache {
@@ -14,15 +14,12 @@ impl PrefixCache {
             return;
         };
         let Some(store) = &mut self.store else { return };
-        if store.addresses.len() <= node.run as usize {
-            store.addresses.resize_with(node.run as usize + 1, Vec::new);
-        }
-        let run = &mut store.addresses[node.run as usize];
-        run.truncate((node.start + first) as usize);
+        let row = row_of(&mut store.addresses, at as usize);
+        row.truncate(first as usize);
         let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
         for page in pages.skip(first as usize) {
             address = address.next(page);
-            run.push(address);
+            row.push(address);
         }
     }
 
@@ -38,12 +35,9 @@ impl PrefixCache {
         if node.is_root() {
             return self.namespaces.store_seed_of(holder);
         }
-        let last = (node.start + pages).checked_sub(1)?;
-        store
-            .addresses
-            .get(node.run as usize)?
-            .get(last as usize)
-            .copied()
+        let last = pages.checked_sub(1)?;
+        let row = store.addresses.get(holder as usize)?;
+        row.get(last as usize).copied()
     }
 
     /// The address of the page before page `pages` of the path that ends in `at`, or the seed.
@@ -55,11 +49,10 @@ impl PrefixCache {
 
     /// The addresses of the pages of a node.
     pub(crate) fn addresses_of(&self, at: u32) -> &[PageAddress] {
-        let node = self.tree.node(at);
-        let runs = self.store.as_ref().map(|store| &store.addresses);
-        let run = runs.and_then(|runs| runs.get(node.run as usize));
-        let part = node.start as usize..(node.start + node.pages) as usize;
-        run.and_then(|run| run.get(part)).unwrap_or_default()
+        let pages = self.tree.node(at).pages as usize;
+        let rows = self.store.as_ref().map(|store| &store.addresses);
+        let row = rows.and_then(|rows| rows.get(at as usize));
+        row.and_then(|row| row.get(..pages)).unwrap_or_default()
     }
 
     /// The pages of a node as a plan names them.
@@ -67,7 +60,7 @@ impl PrefixCache {
         let node = self.tree.node(at);
         let mut parent = self.address_before(at, 0);
         let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
-        let ids = self.tiers[host].pages_of(node);
+        let ids = self.tiers[host].pages_of(at);
         let page = |(tokens, &host): (&[Token], &PageId)| {
             let before = parent?;
             let address = before.next(tokens);

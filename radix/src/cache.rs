@@ -255,7 +255,7 @@ impl PrefixCache {
         while !self.tree.node(at).is_root() {
             let node = self.tree.node(at);
             let begin = first + node.depth as usize;
-            out[begin..begin + node.pages as usize].copy_from_slice(tier.pages_of(node));
+            out[begin..begin + node.pages as usize].copy_from_slice(tier.pages_of(at));
             at = node.parent;
         }
         for (page, id) in lease.kept_pages() {
@@ -428,7 +428,13 @@ impl PrefixCache {
         }
         let upper = self.tree.split(at, keep);
         for tier in &mut self.tiers {
-            tier.split(at, upper);
+            tier.split(at, upper, keep);
+        }
+        if let Some(events) = &mut self.events {
+            split_rows(&mut events.hashes, at, upper, keep);
+        }
+        if let Some(store) = &mut self.store {
+            split_rows(&mut store.addresses, at, upper, keep);
         }
         self.split_pin(at, upper);
         self.retention.split(at, upper);
@@ -511,6 +517,25 @@ impl PrefixCache {
     pub(crate) fn only_in(&self, tier: usize, at: u32) -> bool {
         (0..self.tiers.len()).all(|other| (other == tier) == self.tiers[other].is_resident(at))
     }
+}
+
+/// What lies by node, a row of what there is for each page, after `upper` was cut from `lower`.
+fn split_rows<T>(rows: &mut Vec<Vec<T>>, lower: u32, upper: u32, keep: u32) {
+    let (lower, upper) = (lower as usize, upper as usize);
+    let Some(row) = rows.get_mut(lower) else {
+        return;
+    };
+    let below = row.split_off(row.len().min(keep as usize));
+    let above = std::mem::replace(row, below);
+    *row_of(rows, upper) = above;
+}
+
+/// The row of a node, made where there is none.
+pub(crate) fn row_of<T>(rows: &mut Vec<Vec<T>>, at: usize) -> &mut Vec<T> {
+    if rows.len() <= at {
+        rows.resize_with(at + 1, Vec::new);
+    }
+    &mut rows[at]
 }
 
 /// The first `max_tokens` of `tokens`.

@@ -43,19 +43,14 @@ impl PrefixCache {
             listed == nodes - roots,
             "{listed} entries for {nodes} nodes"
         );
-        let tokens: usize = self.tree.runs.iter().map(|(_, run)| run.len()).sum();
-        let edges: usize = self
-            .tree
-            .nodes
-            .iter()
-            .map(|(_, node)| node.pages as usize)
-            .sum();
-        let edges = edges * self.tree.page_tokens();
-        ensure!(
-            "tree",
-            tokens == edges,
-            "runs hold {tokens} tokens, edges {edges}"
-        );
+        for (at, node) in &self.tree.nodes {
+            let (room, edge) = (node.buffer.len(), self.tree.edge(node).len());
+            ensure!(
+                "tree",
+                (edge..=4 * edge + 64).contains(&room),
+                "node {at} has room for {room} tokens, {edge} used"
+            );
+        }
         for (at, node) in &self.tree.nodes {
             let resident = self.tiers.iter().any(|tier| tier.is_resident(index(at)));
             ensure!(
@@ -268,7 +263,7 @@ fn check_below(tree: &Tree, retention: &Retention, at: u32) -> Result<usize, Cor
 
 /// Checks residency and leases against the shape of the tree.
 fn check_spans(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
-    let mut kids = vec![0_u32; tier.spans.len()];
+    let mut kids = vec![0_u32; tier.seats.len()];
     let (mut cached, mut leased) = (0, 0);
     for (at, node) in tree.nodes.iter().filter(|(_, node)| !node.is_root()) {
         let span = tier.span(index(at));
@@ -303,10 +298,10 @@ fn check_spans(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
             span.kids
         );
     }
-    let stale = |at: usize| !tree.nodes.contains(at) && tier.spans[at].resident;
+    let stale = |at: usize| !tree.nodes.contains(at) && tier.seats[at].span.resident;
     ensure!(
         "tier",
-        !(0..tier.spans.len()).any(stale),
+        !(0..tier.seats.len()).any(stale),
         "a node that is gone is resident"
     );
     ensure!(
@@ -400,10 +395,19 @@ fn check_pages(tree: &Tree, tier: &Tier) -> Result<(), Corruption> {
     tier.pool.check()?;
     let mut seen = vec![false; tier.pool.total() as usize + 1];
     for (at, node) in &tree.nodes {
-        if !tier.is_resident(index(at)) {
-            continue;
-        }
-        for &id in tier.pages_of(node) {
+        let pages = tier.pages_of(index(at));
+        let expected = if tier.is_resident(index(at)) {
+            node.pages as usize
+        } else {
+            0
+        };
+        ensure!(
+            "pages",
+            pages.len() == expected,
+            "node {at} has {} pages of {expected}",
+            pages.len()
+        );
+        for &id in pages {
             let fresh = id != PageId::SCRATCH && tier.pool.is_out(id) && !seen[id.index()];
             ensure!(
                 "pages",

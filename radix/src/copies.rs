@@ -455,7 +455,7 @@ impl PrefixCache {
         let mut source: Vec<PageId> = Vec::with_capacity(dest.len());
         for at in self.nodes_between(flight.node, flight.start, flight.end) {
             let node = self.tree.node(at);
-            source.extend(self.tiers[flight.from].pages_of(node));
+            source.extend(self.tiers[flight.from].pages_of(at));
             self.tiers[flight.to].change(at, node, Place::Tail, |span| span.incoming = true);
         }
         assert_eq!(

@@ -11,7 +11,7 @@
 //! The log is bounded. When nobody fetches it, the oldest events go and a gap says how many: a
 //! consumer then starts over from [`crate::PrefixCache::dump_events`].
 
-use crate::cache::PrefixCache;
+use crate::cache::{PrefixCache, row_of};
 use crate::node::NIL;
 use crate::tree::Tree;
 use crate::{NamespaceId, NamespaceKey, Token};
@@ -123,8 +123,8 @@ pub fn sequence_hashes(key: &NamespaceKey, tokens: &[Token], page_tokens: usize)
 /// Hashes of all pages in the tree, and what is to be told.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Sequence hashes by run, parallel to its tokens.
-    hashes: Vec<Vec<u64>>,
+    /// Sequence hashes by node, for each page of its edge.
+    pub(crate) hashes: Vec<Vec<u64>>,
     log: VecDeque<KvEvent>,
     limit: usize,
     lost: u64,
@@ -198,15 +198,12 @@ impl PrefixCache {
         let seed = self.namespaces.seed_of(self.tree.root_of(at));
         let first = node.pages - count;
         let mut parent = parent_hash(&self.tree, &events.hashes, at, first);
-        if events.hashes.len() <= node.run as usize {
-            events.hashes.resize_with(node.run as usize + 1, Vec::new);
-        }
-        let run = &mut events.hashes[node.run as usize];
-        run.truncate((node.start + first) as usize);
+        let row = row_of(&mut events.hashes, at as usize);
+        row.truncate(first as usize);
         let p = self.tree.page_tokens();
         for page in self.tree.edge(node).chunks_exact(p).skip(first as usize) {
             let hash = sequence_hash(parent, local_hash(seed, page));
-            run.push(hash);
+            row.push(hash);
             parent = Some(hash);
         }
     }
@@ -230,9 +227,9 @@ impl PrefixCache {
             return;
         };
         let node = self.tree.node(at);
-        let run = &events.hashes[node.run as usize];
-        let part = (node.start + keep) as usize..(node.start + node.pages) as usize;
-        let hashes: Vec<u64> = run[part].iter().rev().copied().collect();
+        let row = &events.hashes[at as usize];
+        let part = keep as usize..node.pages as usize;
+        let hashes: Vec<u64> = row[part].iter().rev().copied().collect();
         events.push(KvEvent::Removed { tier, hashes });
     }
 
@@ -254,8 +251,8 @@ impl PrefixCache {
         let (node, root) = (self.tree.node(at), self.tree.root_of(at));
         let (seed, ns) = (self.namespaces.seed_of(root), self.namespaces.id_of(root)?);
         let first = node.pages - count;
-        let run = &events.hashes[node.run as usize];
-        let hashes = &run[(node.start + first) as usize..(node.start + node.pages) as usize];
+        let row = &events.hashes[at as usize];
+        let hashes = &row[first as usize..node.pages as usize];
         let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
         let pages = pages
             .skip(first as usize)
@@ -285,15 +282,14 @@ impl PrefixCache {
 
 /// The sequence hash before page `first` of the edge of `at`.
 fn parent_hash(tree: &Tree, hashes: &[Vec<u64>], at: u32, first: u32) -> Option<u64> {
-    let node = tree.node(at);
     let (holder, pages) = if first > 0 {
-        (node, first)
+        (at, first)
     } else {
-        let parent = tree.node(node.parent);
-        (parent, parent.pages)
+        let parent = tree.node(at).parent;
+        (parent, tree.node(parent).pages)
     };
-    let last = (holder.start + pages).checked_sub(1)?;
-    hashes.get(holder.run as usize)?.get(last as usize).copied()
+    let last = pages.checked_sub(1)?;
+    hashes.get(holder as usize)?.get(last as usize).copied()
 }
 
 #[cfg(test)]

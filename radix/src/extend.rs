@@ -109,7 +109,7 @@ impl PrefixCache {
         let tier = &mut self.tiers[usize::from(lease.replica.0)];
         match work.meta.dedup {
             Dedup::Swap => {
-                let ids = tier.pages_of(self.tree.node(cached)).iter().copied();
+                let ids = tier.pages_of(cached).iter().copied();
                 work.done.swapped.extend((lease.pages..).zip(ids));
                 tier.release(pages, work.meta.busy_until);
             }
@@ -137,7 +137,7 @@ impl PrefixCache {
             }
             self.tree.grow_leaf(end, work.tokens);
             let pages = work.take(count, self.tree.page_tokens());
-            self.tiers[tier].grow(end, self.tree.node(end), pages);
+            self.tiers[tier].grow(end, pages);
         } else if self.tree.has_slots(1) {
             let leaf = self.tree.add_leaf(end, work.tokens, work.meta, self.clock);
             let pages = work.take(count, self.tree.page_tokens());

@@ -8,7 +8,7 @@
 use crate::PolicyKind;
 use crate::node::{NIL, Node};
 use crate::policy::agent::{Agent, Shelf};
-use crate::tier::Span;
+use crate::tier::{Seat, Span};
 use std::collections::BTreeSet;
 
 /// Sorts before another: evicted first.
@@ -50,13 +50,13 @@ impl Linked for [Links] {
     }
 }
 
-impl Linked for [Span] {
+impl Linked for [Seat] {
     fn links(&self, at: u32) -> Links {
-        self[at as usize].links
+        self[at as usize].span.links
     }
 
     fn links_mut(&mut self, at: u32) -> &mut Links {
-        &mut self[at as usize].links
+        &mut self[at as usize].span.links
     }
 }
 
@@ -112,8 +112,8 @@ impl Ranking {
             Self::Recency => (0, span.stamp),
             Self::Priority | Self::Worth => (node.priority.into(), span.stamp),
             Self::Frequency => (node.hits.into(), span.stamp),
-            Self::FirstIn => (0, node.created),
-            Self::LastIn => (0, u64::MAX - node.created),
+            Self::FirstIn => (0, node.created.get()),
+            Self::LastIn => (0, u64::MAX - node.created.get()),
             Self::MostRecent => (0, u64::MAX - span.stamp),
             Self::Segmented => ((node.hits > 0).into(), span.stamp),
         }
@@ -237,7 +237,7 @@ pub(crate) enum Place {
 /// The order of one tier.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// All nodes without lease or pin, oldest first; the links are in the spans. Copies do not
+    /// All nodes without lease or pin, oldest first; the links are in the seats. Copies do not
     /// change it: what they keep is passed over.
     Recency(Ends),
     /// The candidates.
@@ -265,26 +265,26 @@ impl Order {
     }
 
     /// `at` lost its last lease or its pin, or came in.
-    pub(crate) fn enter(&mut self, at: u32, place: Place, spans: &mut [Span]) {
+    pub(crate) fn enter(&mut self, at: u32, place: Place, seats: &mut [Seat]) {
         let Self::Recency(ends) = self else { return };
         let behind = match place {
             Place::Tail => ends.0.map(|(_, tail)| tail),
             Place::Front(below) => below,
             Place::ByStamp => {
-                let stamp = spans[at as usize].stamp;
+                let stamp = seats[at as usize].span.stamp;
                 // From the youngest on, so that it comes behind its children in any case: what
                 // was spent lies in front whatever its stamp.
-                ends.iter_back(spans)
-                    .find(|&one| spans[one as usize].stamp <= stamp)
+                ends.iter_back(seats)
+                    .find(|&one| seats[one as usize].span.stamp <= stamp)
             }
         };
-        ends.insert(spans, at, behind);
+        ends.insert(seats, at, behind);
     }
 
     /// `at` gets its first lease or a pin, or goes.
-    pub(crate) fn leave(&mut self, at: u32, spans: &mut [Span]) {
+    pub(crate) fn leave(&mut self, at: u32, seats: &mut [Seat]) {
         if let Self::Recency(ends) = self {
-            ends.remove(spans, at);
+            ends.remove(seats, at);
         }
     }
 
@@ -318,9 +318,9 @@ impl Order {
     }
 
     /// The listed `lower` was split; `upper` is its new parent.
-    pub(crate) fn split(&mut self, lower: u32, upper: u32, spans: &mut [Span]) {
+    pub(crate) fn split(&mut self, lower: u32, upper: u32, seats: &mut [Seat]) {
         if let Self::Recency(ends) = self {
-            ends.insert(spans, upper, Some(lower));
+            ends.insert(seats, upper, Some(lower));
         }
     }
 
@@ -333,11 +333,11 @@ impl Order {
     }
 
     /// Who goes first. Passes over what copies keep, which is bounded by the copies under way.
-    pub(crate) fn first(&mut self, spans: &[Span]) -> Option<u32> {
+    pub(crate) fn first(&mut self, seats: &[Seat]) -> Option<u32> {
         match self {
             Self::Recency(ends) => ends
-                .iter(spans)
-                .find(|&at| spans[at as usize].is_candidate()),
+                .iter(seats)
+                .find(|&at| seats[at as usize].span.is_candidate()),
             Self::Ranked(_, set) => set.first().map(|&(_, at)| at),
             Self::Worth(shelf) => shelf.first(),
         }

@@ -24,7 +24,7 @@ impl PrefixCache {
             if !tier.is_resident(child) {
                 break;
             }
-            let pages = tier.pages_of(self.tree.node(child));
+            let pages = tier.pages_of(child);
             let common = self.tree.common_pages(child, rest) as usize;
             out.extend_from_slice(&pages[..common]);
             if common < pages.len() {
@@ -41,12 +41,12 @@ impl PrefixCache {
     /// Linear in the nodes from the end of the lease.
     pub fn tree_page(&self, lease: &Lease, at: usize) -> Option<PageId> {
         let tier = self.tiers.get(usize::from(lease.replica.0))?;
-        let mut node = self.tree.node(self.end_of(lease));
-        while !node.is_root() && node.depth as usize > at {
-            node = self.tree.node(node.parent);
+        let mut node = self.end_of(lease);
+        while !self.tree.node(node).is_root() && self.tree.node(node).depth as usize > at {
+            node = self.tree.node(node).parent;
         }
-        let pages = tier.pages_of(node);
-        pages.get(at.checked_sub(node.depth as usize)?).copied()
+        let depth = self.tree.node(node).depth as usize;
+        tier.pages_of(node).get(at.checked_sub(depth)?).copied()
     }
 
     /// Pages of a tier that are free: what [`Self::reserve`] takes before it evicts.

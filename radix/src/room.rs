@@ -306,5 +306,14 @@ impl PrefixCache {
         for tier in &mut self.tiers {
             tier.forget(at);
         }
+        // Nothing of it is left for who gets its index.
+        let hashes = self.events.as_mut().map(|events| &mut events.hashes);
+        if let Some(row) = hashes.and_then(|rows| rows.get_mut(at as usize)) {
+            row.clear();
+        }
+        let addresses = self.store.as_mut().map(|store| &mut store.addresses);
+        if let Some(row) = addresses.and_then(|rows| rows.get_mut(at as usize)) {
+            row.clear();
+        }
     }
 }

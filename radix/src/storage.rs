@@ -12,7 +12,7 @@
 //!   read    host: destination pages, in transit; on arrival nodes of the tree, or given back where
 //!           the path to them is gone or somebody else was faster
 //! ```
-//! Addresses of all pages in the tree lie by run, parallel to its tokens, as event hashes do.
+//! Addresses of all pages in the tree lie by node, as event hashes do.
 
 mod up;
 
@@ -63,7 +63,7 @@ pub(crate) struct Store {
     pub(crate) limit: usize,
     /// Pages that are looked for at a time although nobody told of them.
     probes: usize,
-    /// By run, parallel to its tokens.
+    /// By node, for each page of its edge.
     pub(crate) addresses: Vec<Vec<PageAddress>>,
     /// Being written.
     pending: BTreeSet<PageAddress>,

@@ -126,7 +126,7 @@ impl ChildTable {
 
 /// Both halves of a hash as one.
 #[expect(clippy::cast_possible_truncation, reason = "the high half is in")]
-const fn tag(hash: u64) -> u32 {
+pub(crate) const fn tag(hash: u64) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 

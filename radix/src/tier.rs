@@ -10,14 +10,14 @@ use crate::TierStats;
 use crate::node::Node;
 use crate::order::{Links, Order, Place, Rank, Ranking};
 use crate::policy::agent::Mark;
-use crate::tree::{Tree, narrow, reserve_an_eighth};
+use crate::tree::{Tree, narrow, reserve_a_little};
 use rootstock_memory::{PageId, PagePool, Pages, Reservation, StepId, TierId};
+use smallvec::SmallVec;
 
 /// Bits of a rank by worth that are recency.
 const STAMP_BITS: u32 = 48;
 
-/// A node's state in one tier. Half a cache line, so that what a lookup changes of a node here is
-/// in one.
+/// A node's state in one tier. Half a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     /// Leases that cover it.
@@ -80,14 +80,27 @@ impl Span {
     }
 }
 
+/// Pages of a node that need no allocation of their own.
+const FEW: usize = 6;
+
+/// A node in one tier. One cache line, so that what a lookup changes of a node here and what it
+/// asks for is in one.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Seat {
+    pub(crate) span: Span,
+    /// The pages of the edge; none where it is not resident.
+    pub(crate) pages: SmallVec<[PageId; FEW]>,
+}
+
+const _: () = assert!(size_of::<Seat>() == 64);
+
 /// One tier.
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub(crate) pool: PagePool,
     /// By node.
-    pub(crate) spans: Vec<Span>,
-    /// By run, parallel to its tokens; `SCRATCH` where a node is not resident.
-    pub(crate) pages: Vec<Vec<PageId>>,
+    pub(crate) seats: Vec<Seat>,
     pub(crate) order: Order,
     pub(crate) ranking: Ranking,
     /// Pages of resident nodes.
@@ -114,8 +127,7 @@ impl Tier {
         };
         Self {
             pool: PagePool::new(id, total),
-            spans: Vec::new(),
-            pages: Vec::new(),
+            seats: Vec::new(),
             order,
             ranking,
             cached: 0,
@@ -130,13 +142,13 @@ impl Tier {
     }
 
     pub(crate) fn span(&self, at: u32) -> Span {
-        self.spans.get(at as usize).copied().unwrap_or_default()
+        let seat = self.seats.get(at as usize);
+        seat.map_or_else(Span::default, |seat| seat.span)
     }
 
     pub(crate) fn is_resident(&self, at: u32) -> bool {
-        self.spans
-            .get(at as usize)
-            .is_some_and(|span| span.resident)
+        let seat = self.seats.get(at as usize);
+        seat.is_some_and(|seat| seat.span.resident)
     }
 
     /// Free pages and those that can be evicted.
@@ -201,7 +213,10 @@ impl Tier {
 
     /// The node is gone from the tree.
     pub(crate) fn forget(&mut self, at: u32) {
-        let span = std::mem::take(self.slot(at));
+        let Some(seat) = self.seats.get_mut(at as usize) else {
+            return;
+        };
+        let Seat { span, .. } = std::mem::take(seat);
         assert!(!span.is_kept() && span.kids == 0, "what goes is unused");
     }
 
@@ -230,9 +245,9 @@ impl Tier {
         }
         if let Order::Recency(_) = self.order {
             if old.is_listed() && !new.is_listed() {
-                self.order.leave(at, &mut self.spans);
+                self.order.leave(at, &mut self.seats);
             } else if !old.is_listed() && new.is_listed() {
-                self.order.enter(at, place, &mut self.spans);
+                self.order.enter(at, place, &mut self.seats);
             }
             return;
         }
@@ -272,7 +287,7 @@ impl Tier {
             "a page for each page of the edge"
         );
         assert!(!self.is_resident(at), "node {at} is placed once");
-        self.write_pages(node, node.start, ids);
+        self.seat(at).pages = SmallVec::from_vec(ids);
         self.change(at, node, Place::Tail, |span| {
             span.resident = true;
             span.spent = false;
@@ -284,25 +299,32 @@ impl Tier {
     }
 
     /// Appends pages of a request to a leased node that has already grown by them.
-    pub(crate) fn grow(&mut self, at: u32, node: &Node, pages: Pages) {
+    pub(crate) fn grow(&mut self, at: u32, pages: Pages) {
         let grown = narrow(pages.len());
         assert!(self.span(at).leases > 0, "a node grows under a lease");
         self.owned -= grown;
-        self.write_pages(node, node.start + node.pages - grown, pages.disband());
+        self.seat(at).pages.extend_from_slice(&pages.disband());
         self.cached += grown;
         self.leased += grown;
     }
 
-    /// `upper` was cut from `lower`: it has the same state.
-    pub(crate) fn split(&mut self, lower: u32, upper: u32) {
-        let span = self.span(lower);
-        *self.slot(upper) = Span {
-            kids: u32::from(span.resident),
-            links: Links::NONE,
-            ..span
+    /// `upper` was cut from `lower` after `keep` pages: it has the same state.
+    pub(crate) fn split(&mut self, lower: u32, upper: u32, keep: u32) {
+        let Seat { span, pages } = self.seat(lower);
+        let span = *span;
+        let keep = (keep as usize).min(pages.len());
+        let kept = SmallVec::from_slice(&pages[..keep]);
+        *pages = SmallVec::from_slice(&pages[keep..]);
+        *self.seat(upper) = Seat {
+            span: Span {
+                kids: u32::from(span.resident),
+                links: Links::NONE,
+                ..span
+            },
+            pages: kept,
         };
         if span.is_listed() {
-            self.order.split(lower, upper, &mut self.spans);
+            self.order.split(lower, upper, &mut self.seats);
         }
         if let Some(shelf) = self.order.shelf() {
             let mark = shelf.mark_of(lower);
@@ -325,7 +347,7 @@ impl Tier {
         self.leased += if old.busy == 0 { node.pages } else { 0 };
         if let Order::Recency(_) = self.order {
             if old.is_listed() {
-                self.order.leave(at, &mut self.spans);
+                self.order.leave(at, &mut self.seats);
             }
         } else if old.is_candidate() {
             self.order.unrank(at, node, &old);
@@ -349,7 +371,7 @@ impl Tier {
         self.leased -= if new.busy == 0 { node.pages } else { 0 };
         if let Order::Recency(_) = self.order {
             if new.is_listed() {
-                self.order.enter(at, place, &mut self.spans);
+                self.order.enter(at, place, &mut self.seats);
             }
         } else if new.is_candidate() {
             self.order.rank(at, node, &new);
@@ -375,8 +397,8 @@ impl Tier {
             return;
         }
         if span.is_listed() {
-            self.order.leave(at, &mut self.spans);
-            self.order.enter(at, Place::Tail, &mut self.spans);
+            self.order.leave(at, &mut self.seats);
+            self.order.enter(at, Place::Tail, &mut self.seats);
         }
         self.change(at, node, Place::Tail, |span| {
             span.stamp = now;
@@ -438,7 +460,7 @@ impl Tier {
 
     /// Who goes first.
     pub(crate) fn first(&mut self) -> Option<u32> {
-        self.order.first(&self.spans)
+        self.order.first(&self.seats)
     }
 
     /// Frees the pages of a candidate after the first `keep`; the edge is cut by the caller.
@@ -447,7 +469,14 @@ impl Tier {
             self.span(at).is_candidate() && keep > 0,
             "only a free leaf is cut"
         );
-        self.erase_pages(node, keep);
+        let Self { seats, pool, .. } = self;
+        let pages = &mut seats[at as usize].pages;
+        pool.release_ids(&pages[keep as usize..]);
+        pages.truncate(keep as usize);
+        // Amortized: memory follows what is alive within a factor of 4.
+        if pages.spilled() && pages.capacity() > 4 * pages.len() + 16 {
+            pages.shrink_to_fit();
+        }
         self.cached -= node.pages - keep;
         node.pages - keep
     }
@@ -457,69 +486,33 @@ impl Tier {
         let node = tree.node(at);
         assert!(self.span(at).is_candidate(), "only a free leaf is vacated");
         self.change(at, node, Place::Tail, |span| span.resident = false);
-        self.erase_pages(node, 0);
+        let pages = std::mem::take(&mut self.seats[at as usize].pages);
+        self.pool.release_ids(&pages);
         self.count_kid(node.parent, tree.node(node.parent), |kids| kids - 1);
         node.pages
     }
 
-    /// The pages of a resident node.
-    pub(crate) fn pages_of(&self, node: &Node) -> &[PageId] {
-        match self.pages.get(node.run as usize) {
-            Some(run) => &run[node.start as usize..(node.start + node.pages) as usize],
-            None => &[],
-        }
+    /// The pages of a node; none where it is not resident.
+    pub(crate) fn pages_of(&self, at: u32) -> &[PageId] {
+        self.seats.get(at as usize).map_or(&[], |seat| &seat.pages)
+    }
+
+    fn slot(&mut self, at: u32) -> &mut Span {
+        &mut self.seat(at).span
     }
 
     #[inline]
-    fn slot(&mut self, at: u32) -> &mut Span {
+    fn seat(&mut self, at: u32) -> &mut Seat {
         let at = at as usize;
-        if self.spans.len() <= at {
-            self.add_spans(at + 1);
+        if self.seats.len() <= at {
+            self.add_seats(at + 1);
         }
-        &mut self.spans[at]
+        &mut self.seats[at]
     }
 
     #[cold]
-    fn add_spans(&mut self, len: usize) {
-        reserve_an_eighth(&mut self.spans, len);
-        self.spans.resize(len, Span::default());
-    }
-
-    /// The ids of a whole run become it, others are put in their place.
-    fn write_pages(&mut self, node: &Node, first: u32, ids: Vec<PageId>) {
-        let (run, first) = (node.run as usize, first as usize);
-        if self.pages.len() <= run {
-            reserve_an_eighth(&mut self.pages, run + 1);
-            self.pages.resize_with(run + 1, Vec::new);
-        }
-        let slot = &mut self.pages[run];
-        if slot.is_empty() && first == 0 {
-            *slot = ids;
-            return;
-        }
-        if slot.len() < first {
-            slot.resize(first, PageId::SCRATCH);
-        }
-        let known = ids.len().min(slot.len() - first);
-        let (over, behind) = ids.split_at(known);
-        slot[first..first + known].copy_from_slice(over);
-        slot.extend_from_slice(behind);
-    }
-
-    fn erase_pages(&mut self, node: &Node, keep: u32) {
-        let run = &mut self.pages[node.run as usize];
-        let part = (node.start + keep) as usize..(node.start + node.pages) as usize;
-        self.pool.release_ids(&run[part.clone()]);
-        if part.end == run.len() {
-            run.truncate(part.start);
-        } else {
-            run[part].fill(PageId::SCRATCH);
-        }
-        while run.last() == Some(&PageId::SCRATCH) {
-            run.pop();
-        }
-        if run.capacity() > 4 * run.len() + 16 {
-            run.shrink_to(2 * run.len());
-        }
+    fn add_seats(&mut self, len: usize) {
+        reserve_a_little(&mut self.seats, len);
+        self.seats.resize_with(len, Seat::default);
     }
 }

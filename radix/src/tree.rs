@@ -1,8 +1,8 @@
-//! The tree itself: nodes, runs of tokens and the child table. Finds, splits, grows, removes.
+//! The tree itself: nodes with their tokens, and the child table. Finds, splits, grows, removes.
 //! It knows neither pages nor leases nor time.
 
-use crate::node::{Ends, NIL, Node};
-use crate::table::ChildTable;
+use crate::node::{Ends, Moment, NIL, Node};
+use crate::table::{ChildTable, tag};
 use crate::{SpanMeta, Token};
 use ahash::RandomState;
 use slab::Slab;
@@ -21,8 +21,6 @@ pub(crate) enum Hashing {
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) nodes: Slab<Node>,
-    /// Tokens, by run.
-    pub(crate) runs: Slab<Vec<Token>>,
     pub(crate) table: ChildTable,
     page_tokens: usize,
     max_nodes: usize,
@@ -37,7 +35,6 @@ impl Tree {
     pub(crate) fn new(page_tokens: u32, max_nodes: u32, hashing: Hashing) -> Self {
         Self {
             nodes: Slab::new(),
-            runs: Slab::new(),
             table: ChildTable::new(),
             page_tokens: page_tokens as usize,
             max_nodes: max_nodes as usize,
@@ -51,7 +48,6 @@ impl Tree {
     /// Forgets all nodes; new ones differ from them in their generation.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
-        self.runs.clear();
         self.table = ChildTable::new();
         self.roots = 0;
         self.promised = 0;
@@ -87,13 +83,8 @@ impl Tree {
     }
 
     /// The tokens of the edge of `node`.
-    pub(crate) fn edge(&self, node: &Node) -> &[Token] {
-        let start = node.start as usize * self.page_tokens;
-        let len = node.pages as usize * self.page_tokens;
-        match self.runs.get(node.run as usize) {
-            Some(run) => &run[start..start + len],
-            None => &[],
-        }
+    pub(crate) fn edge<'a>(&self, node: &'a Node) -> &'a [Token] {
+        &node.buffer[..node.pages as usize * self.page_tokens]
     }
 
     /// The child of `parent` whose first page begins `rest`, and how many whole pages of its edge
@@ -110,7 +101,7 @@ impl Tree {
             return (common > 0).then_some((first, common));
         }
         let mut common = 0;
-        let found = self.table.find(self.hash(parent, page), |at| {
+        let found = self.table.find(self.hash(parent, page).into(), |at| {
             let is_child = self.node(at).parent == parent;
             common = if is_child {
                 self.common_pages(at, rest)
@@ -125,7 +116,7 @@ impl Tree {
     /// The child of `parent` whose first page begins `rest`.
     pub(crate) fn child(&self, parent: u32, rest: &[Token]) -> Option<u32> {
         let page = rest.get(..self.page_tokens)?;
-        self.table.find(self.hash(parent, page), |at| {
+        self.table.find(self.hash(parent, page).into(), |at| {
             let node = self.node(at);
             node.parent == parent && self.edge(node)[..self.page_tokens] == *page
         })
@@ -144,9 +135,9 @@ impl Tree {
         }
     }
 
-    pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u64 {
+    pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u32 {
         match &self.hashing {
-            Hashing::Seeded(state) => state.hash_one((parent, page)),
+            Hashing::Seeded(state) => tag(state.hash_one((parent, page))),
             #[cfg(test)]
             Hashing::Constant => 7,
         }
@@ -165,12 +156,10 @@ impl Tree {
     pub(crate) fn add_root(&mut self) -> u32 {
         self.roots += 1;
         self.insert_node(Node {
+            buffer: Box::default(),
             hash: 0,
-            created: 0,
             parent: NIL,
             generation: NonZeroU32::MIN,
-            run: NIL,
-            start: 0,
             pages: 0,
             depth: 0,
             first_child: NIL,
@@ -178,12 +167,13 @@ impl Tree {
             prev_sibling: NIL,
             priority: i32::MAX,
             hits: 0,
+            created: Moment::new(0),
             kind: crate::ContextKind::Unknown,
             ends: Ends::None,
         })
     }
 
-    /// A new leaf under `parent` with a run of its own.
+    /// A new leaf under `parent`.
     pub(crate) fn add_leaf(
         &mut self,
         parent: u32,
@@ -192,17 +182,11 @@ impl Tree {
         now: u64,
     ) -> u32 {
         let hash = self.hash(parent, &tokens[..self.page_tokens]);
-        if self.runs.len() == self.runs.capacity() {
-            self.runs.reserve_exact(self.runs.len() / 8 + 8);
-        }
-        let run = narrow(self.runs.insert(tokens.to_vec()));
         let leaf = self.insert_node(Node {
+            buffer: tokens.into(),
             hash,
-            created: now,
             parent,
             generation: NonZeroU32::MIN,
-            run,
-            start: 0,
             pages: narrow(tokens.len() / self.page_tokens),
             depth: self.node(parent).end(),
             first_child: NIL,
@@ -210,15 +194,16 @@ impl Tree {
             prev_sibling: NIL,
             priority: meta.priority,
             hits: 0,
+            created: Moment::new(now),
             kind: meta.kind,
             ends: Ends::None,
         });
-        self.table.insert(hash, leaf);
+        self.table.insert(hash.into(), leaf);
         self.link(leaf);
         leaf
     }
 
-    /// Whether tokens can be appended to the edge of `at` without moving any.
+    /// Whether tokens can be appended to the edge of `at`.
     pub(crate) fn can_grow(&self, at: u32) -> bool {
         let node = self.node(at);
         !node.is_root() && node.is_leaf()
@@ -226,34 +211,43 @@ impl Tree {
 
     /// Appends whole pages to a leaf.
     pub(crate) fn grow_leaf(&mut self, at: u32, tokens: &[Token]) {
-        let pages = narrow(tokens.len() / self.page_tokens);
+        let page_tokens = self.page_tokens;
         let node = &mut self.nodes[at as usize];
         assert!(node.is_leaf() && !node.is_root(), "only a leaf grows");
-        let run = &mut self.runs[node.run as usize];
-        let end = (node.start + node.pages) as usize * self.page_tokens;
-        assert_eq!(run.len(), end, "a leaf ends its run");
-        reserve_an_eighth(run, end + tokens.len());
-        run.extend_from_slice(tokens);
-        node.pages += pages;
+        let end = node.pages as usize * page_tokens;
+        let len = end + tokens.len();
+        if node.buffer.len() < len {
+            let mut buffer = std::mem::take(&mut node.buffer).into_vec();
+            buffer.truncate(end);
+            // With some room, so that an answer that grows page by page is not moved each time.
+            buffer.reserve_exact(tokens.len() + len / 8);
+            buffer.extend_from_slice(tokens);
+            buffer.resize(len + len / 8, 0);
+            node.buffer = buffer.into_boxed_slice();
+        } else {
+            node.buffer[end..len].copy_from_slice(tokens);
+        }
+        node.pages += narrow(tokens.len() / page_tokens);
     }
 
     /// Cuts the edge of `at` after `keep` pages. The upper part becomes a new node, which is
     /// returned; `at` keeps the lower part, its children, and so all that names it.
     pub(crate) fn split(&mut self, at: u32, keep: u32) -> u32 {
-        let lower = self.node(at);
+        let (page_tokens, lower) = (self.page_tokens, self.node_mut(at));
         assert!(
             keep > 0 && keep < lower.pages,
             "split of {} pages at {keep}",
             lower.pages
         );
-        let (hash, parent) = (lower.hash, lower.parent);
+        let mut tokens = std::mem::take(&mut lower.buffer).into_vec();
+        tokens.truncate(lower.pages as usize * page_tokens);
+        lower.buffer = tokens[keep as usize * page_tokens..].into();
+        tokens.truncate(keep as usize * page_tokens);
         let upper = Node {
-            hash,
-            created: lower.created,
-            parent,
+            buffer: tokens.into_boxed_slice(),
+            hash: lower.hash,
+            parent: lower.parent,
             generation: NonZeroU32::MIN,
-            run: lower.run,
-            start: lower.start,
             pages: keep,
             depth: lower.depth,
             first_child: NIL,
@@ -261,38 +255,44 @@ impl Tree {
             prev_sibling: NIL,
             priority: lower.priority,
             hits: lower.hits,
+            created: lower.created,
             kind: lower.kind,
             ends: Ends::None,
         };
+        let hash = upper.hash;
         self.unlink(at);
         let upper = self.insert_node(upper);
         self.link(upper);
-        self.table.replace(hash, at, upper);
+        self.table.replace(hash.into(), at, upper);
         let node = self.node_mut(at);
         node.parent = upper;
-        node.start += keep;
         node.depth += keep;
         node.pages -= keep;
-        let hash = self.hash(upper, &self.edge(self.node(at))[..self.page_tokens]);
+        let hash = self.hash(upper, &self.node(at).buffer[..page_tokens]);
         self.node_mut(at).hash = hash;
-        self.table.insert(hash, at);
+        self.table.insert(hash.into(), at);
         self.link(at);
         upper
     }
 
     /// Drops all but the first `keep` pages of a leaf's edge.
     pub(crate) fn truncate(&mut self, at: u32, keep: u32) {
+        let len = keep as usize * self.page_tokens;
         let node = self.node_mut(at);
         assert!(
             node.is_leaf() && keep > 0 && keep <= node.pages,
             "only a leaf is cut"
         );
         node.pages = keep;
-        let (run, end) = (node.run, node.start + keep);
-        self.shorten(run, end);
+        // Amortized: memory follows what is alive within a factor of 4.
+        if node.buffer.len() > 4 * len + 64 {
+            let mut buffer = std::mem::take(&mut node.buffer).into_vec();
+            buffer.truncate(2 * len);
+            node.buffer = buffer.into_boxed_slice();
+        }
     }
 
-    /// Removes a leaf, with what its run holds of it.
+    /// Removes a leaf.
     pub(crate) fn remove(&mut self, at: u32) {
         assert!(
             self.node(at).is_leaf() && !self.node(at).is_root(),
@@ -300,12 +300,7 @@ impl Tree {
         );
         self.unlink(at);
         let node = self.nodes.remove(at as usize);
-        self.table.remove(node.hash, at);
-        if node.start == 0 {
-            drop(self.runs.remove(node.run as usize));
-        } else {
-            self.shorten(node.run, node.start);
-        }
+        self.table.remove(node.hash.into(), at);
     }
 
     /// Removes a root without children.
@@ -322,18 +317,9 @@ impl Tree {
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         node.generation = self.generation;
         if self.nodes.len() == self.nodes.capacity() {
-            self.nodes.reserve_exact(self.nodes.len() / 8 + 8);
+            self.nodes.reserve_exact(self.nodes.len() / GROWTH + 8);
         }
         narrow(self.nodes.insert(node))
-    }
-
-    fn shorten(&mut self, run: u32, pages: u32) {
-        let run = &mut self.runs[run as usize];
-        run.truncate(pages as usize * self.page_tokens);
-        // Amortized: memory follows what is alive within a factor of 4.
-        if run.capacity() > 4 * run.len() + 64 {
-            run.shrink_to(2 * run.len());
-        }
     }
 
     /// Puts a node that has a parent at the front of its siblings.
@@ -396,15 +382,18 @@ fn is_same(a: &[Token; LEAF], b: &[Token; LEAF]) -> bool {
     differ == 0
 }
 
-/// The arrays of nodes grow by an eighth, not to the double: they are most of what a tree weighs
-/// beside its tokens.
-pub(crate) fn reserve_an_eighth<T>(array: &mut Vec<T>, len: usize) {
+/// The arrays of nodes grow by this part of them, not to the double: they are most of what a tree
+/// weighs beside its tokens.
+const GROWTH: usize = 16;
+
+/// Makes an array of nodes have room for `len`.
+pub(crate) fn reserve_a_little<T>(array: &mut Vec<T>, len: usize) {
     if array.capacity() < len {
-        array.reserve_exact(len - array.len() + len / 8 + 8);
+        array.reserve_exact(len - array.len() + len / GROWTH + 8);
     }
 }
 
-/// Node, run and page counts are bounded by `u32` pools.
+/// Node and page counts are bounded by `u32` pools.
 pub(crate) fn narrow(n: usize) -> u32 {
     u32::try_from(n).expect("counts of nodes and pages fit 32 bits")
 }
