@@ -1,7 +1,7 @@
 //! One open-addressing table for the children of all nodes: hash of (parent, first page) to node.
-//! Linear probing, backward-shift deletion, load at most 5/8. Eight bytes a slot: half of the hash
-//! finds its home and tells most others apart. It never proves equality: the caller compares
-//! tokens. Never iterated, so its order cannot leak into a plan.
+//! Linear probing, backward-shift deletion, load 1/2 to 5/8: the table grows by a fifth, as homes
+//! ascend with the tag and so does what is moved. Eight bytes a slot: half of the hash finds its
+//! home and tells most others apart. It never proves equality: the caller compares tokens. Never iterated, so its order cannot leak into a plan.
 
 /// Slot content: a tag, which is the hash folded, and the node; an index of `EMPTY` is a free slot.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ impl ChildTable {
     /// Adds a node that is not there yet.
     pub(crate) fn insert(&mut self, hash: u64, node: u32) {
         if (self.used + 1) * 8 > self.slots.len() * 5 {
-            let wider = vec![FREE; self.slots.len() * 2];
+            let wider = vec![FREE; self.slots.len() / 5 * 6 + 8];
             let old = std::mem::replace(&mut self.slots, wider);
             for slot in old.into_iter().filter(|slot| slot.node != EMPTY) {
                 self.place(slot);
@@ -84,9 +84,7 @@ impl ChildTable {
                 break;
             }
             // A later entry may move into the hole when the hole lies between its home and it.
-            let mask = self.slots.len() - 1;
-            let distance = at.wrapping_sub(self.home(slot.tag)) & mask;
-            if distance >= at.wrapping_sub(hole) & mask {
+            if self.distance(self.home(slot.tag), at) >= self.distance(hole, at) {
                 self.slots[hole] = slot;
                 hole = at;
             }
@@ -115,12 +113,26 @@ impl ChildTable {
         self.slots[at] = slot;
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "less than the length")]
     const fn home(&self, tag: u32) -> usize {
-        tag as usize & (self.slots.len() - 1)
+        (tag as u64 * self.slots.len() as u64 >> 32) as usize
     }
 
     const fn after(&self, at: usize) -> usize {
-        (at + 1) & (self.slots.len() - 1)
+        if at + 1 == self.slots.len() {
+            0
+        } else {
+            at + 1
+        }
+    }
+
+    /// Slots from one to another, around the end.
+    const fn distance(&self, from: usize, to: usize) -> usize {
+        if to >= from {
+            to - from
+        } else {
+            to + self.slots.len() - from
+        }
     }
 }
 
@@ -135,9 +147,9 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Hashes that collide in their low bits, so that runs of slots wrap and shift.
+    /// Hashes of three homes, one of them the last, so that runs of slots wrap and shift.
     fn hash(n: u32) -> u64 {
-        u64::from(n % 3) * 63
+        u64::from([0, 1 << 31, u32::MAX][n as usize % 3])
     }
 
     #[test]
