@@ -185,6 +185,9 @@ impl Retention {
 
     /// The node is gone.
     pub(crate) fn forget(&mut self, at: u32) {
+        if self.is_empty() {
+            return;
+        }
         if let Some(retained) = self.by_node.remove(&at) {
             retained.due().map(|due| self.due.remove(&(due, at)));
         }

@@ -248,8 +248,10 @@ impl PrefixCache {
     /// Evicts from the candidate `at` of a tier up to `missing` pages, from its end.
     pub(crate) fn evict_from(&mut self, tier: usize, at: u32, missing: u32) -> u32 {
         let keep = self.tree.node(at).pages.saturating_sub(missing);
-        if keep > 0 && self.tree.node(at).is_leaf() && self.only_in(tier, at) && !self.is_pinned(at)
-        {
+        if keep == 0 {
+            return self.drop_from(tier, at);
+        }
+        if self.tree.node(at).is_leaf() && self.only_in(tier, at) && !self.is_pinned(at) {
             self.tell_removed(tier, at, keep);
             let freed = self.tiers[tier].free_tail(at, self.tree.node(at), keep);
             self.tree.truncate(at, keep);
@@ -258,10 +260,8 @@ impl PrefixCache {
             }
             return freed;
         }
-        if keep > 0 {
-            // The lower part keeps the index; without a free node all of it goes.
-            let _ = self.split(at, keep);
-        }
+        // The lower part keeps the index; without a free node all of it goes.
+        let _ = self.split(at, keep);
         self.drop_from(tier, at)
     }
 
@@ -270,6 +270,12 @@ impl PrefixCache {
     pub(crate) fn drop_from(&mut self, tier: usize, at: u32) -> u32 {
         self.tell_removed(tier, at, 0);
         let freed = self.tiers[tier].vacate(at, &self.tree);
+        if self.tiers.len() == 1 {
+            // One device: its residents are closed upwards, so nothing is below.
+            self.pins_yielded += u64::from(self.unpin(at));
+            self.remove(at);
+            return freed;
+        }
         if self.tiers.iter().any(|tier| tier.is_resident(at)) {
             return freed;
         }

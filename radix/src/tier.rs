@@ -484,10 +484,22 @@ impl Tier {
     /// Frees all pages of `at`, a candidate. The node may stay for other tiers.
     pub(crate) fn vacate(&mut self, at: u32, tree: &Tree) -> u32 {
         let node = tree.node(at);
-        assert!(self.span(at).is_candidate(), "only a free leaf is vacated");
-        self.change(at, node, Place::Tail, |span| span.resident = false);
-        let pages = std::mem::take(&mut self.seats[at as usize].pages);
-        self.pool.release_ids(&pages);
+        let seat = &mut self.seats[at as usize];
+        let old = seat.span;
+        assert!(old.is_candidate(), "only a free leaf is vacated");
+        seat.span.resident = false;
+        self.pool.release_ids(&seat.pages);
+        if seat.pages.spilled() {
+            seat.pages = SmallVec::new();
+        } else {
+            seat.pages.clear();
+        }
+        self.cached -= node.pages;
+        if let Order::Recency(_) = self.order {
+            self.order.leave(at, &mut self.seats);
+        } else {
+            self.order.unrank(at, node, &old);
+        }
         self.count_kid(node.parent, tree.node(node.parent), |kids| kids - 1);
         node.pages
     }

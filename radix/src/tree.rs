@@ -220,9 +220,9 @@ impl Tree {
             let mut buffer = std::mem::take(&mut node.buffer).into_vec();
             buffer.truncate(end);
             // With some room, so that an answer that grows page by page is not moved each time.
-            buffer.reserve_exact(tokens.len() + len / 8);
+            buffer.reserve_exact(tokens.len() + len / 4);
             buffer.extend_from_slice(tokens);
-            buffer.resize(len + len / 8, 0);
+            buffer.resize(len + len / 4, 0);
             node.buffer = buffer.into_boxed_slice();
         } else {
             node.buffer[end..len].copy_from_slice(tokens);
@@ -384,7 +384,7 @@ fn is_same(a: &[Token; LEAF], b: &[Token; LEAF]) -> bool {
 
 /// The arrays of nodes grow by this part of them, not to the double: they are most of what a tree
 /// weighs beside its tokens.
-const GROWTH: usize = 16;
+const GROWTH: usize = 8;
 
 /// Makes an array of nodes have room for `len`.
 pub(crate) fn reserve_a_little<T>(array: &mut Vec<T>, len: usize) {
