@@ -38,7 +38,7 @@ use std::sync::Arc;
 use worth::Worth;
 
 /// Pages of the cache that are watched, at most.
-const WATCHED: u32 = 4096;
+const WATCHED: u32 = 2048;
 
 /// Watched pages that are known, cached or not. For a small cache too, so that it learns of ages
 /// that it never reaches.
