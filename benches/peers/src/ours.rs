@@ -1,6 +1,6 @@
 //! Our cache as a peer, with one policy or another.
 
-use rootstock_memory::{Pages, ReplicaId, TierId};
+use rootstock_memory::{PageId, Pages, ReplicaId, TierId};
 use rootstock_radix::{
     CacheConfig, Fate, Key, Lease, NamespaceId, NamespaceKey, PolicyKind, PrefixCache, SpanMeta,
 };
@@ -15,6 +15,8 @@ pub(crate) struct Ours<const POLICY: usize> {
     cache: PrefixCache,
     ns: NamespaceId,
     now: u64,
+    /// Page ids of one match, as a host keeps a buffer for them.
+    ids: Vec<PageId>,
 }
 
 pub(crate) struct Held {
@@ -48,7 +50,12 @@ impl<const POLICY: usize> Peer for Ours<POLICY> {
         let ns = cache
             .namespace(&NamespaceKey::default())
             .expect("room for a namespace");
-        Self { cache, ns, now: 0 }
+        Self {
+            cache,
+            ns,
+            now: 0,
+            ids: Vec::new(),
+        }
     }
 
     fn begin(&mut self, tokens: &[u32], pages: &mut Vec<u32>) -> Held {
@@ -58,9 +65,9 @@ impl<const POLICY: usize> Peer for Ours<POLICY> {
             tokens,
         };
         let found = self.cache.match_lease(key, REPLICA, u32::MAX, self.now);
-        let mut ids = Vec::new();
-        self.cache.pages(&found.lease, &mut ids);
-        pages.extend(ids.iter().map(|id| id.get()));
+        self.ids.clear();
+        self.cache.pages(&found.lease, &mut self.ids);
+        pages.extend(self.ids.iter().map(|id| id.get()));
         Held {
             lease: found.lease,
             pages: None,
