@@ -183,16 +183,15 @@ impl Curve {
 
     /// Who goes first at a capacity, the least one that holds it, and its importance.
     fn first(&mut self, size: u8) -> Option<(u8, i32, u32)> {
-        for importance in -1..=1 {
-            let firsts = (0..=size).filter_map(|least| {
-                let (place, at) = self.shelf.first_of(level(least, importance))?;
-                Some((place, least, at))
-            });
-            if let Some((_, least, at)) = firsts.min() {
-                return Some((least, importance, at));
-            }
-        }
-        None
+        let importances = i32::from(IMPORTANCES);
+        let firsts = self.shelf.firsts().map(|(level, place, at)| {
+            let (least, importance) = (level / importances, level % importances);
+            (importance, place, least, at)
+        });
+        let held = firsts.filter(|&(_, _, least, _)| least <= i32::from(size));
+        let (importance, _, least, at) = held.min()?;
+        let least = u8::try_from(least).expect("levels are those of capacities");
+        Some((least, importance - 1, at))
     }
 
     /// What contradicts itself, given whether a page is known and whether nobody uses it.

@@ -270,12 +270,14 @@ impl Shelf {
         Some(self.front(slot, place))
     }
 
-    /// Who goes first of those with exactly this priority, and its place in the order of worth.
-    pub(crate) fn first_of(&mut self, priority: i32) -> Option<(usize, u32)> {
+    /// Who goes first of each priority that anything has, and its place in the order of worth.
+    pub(crate) fn firsts(&mut self) -> impl Iterator<Item = (i32, usize, u32)> {
         self.advance();
-        let slot = usize::from(self.ranked[self.find(priority).ok()?]);
-        let place = self.levels[slot].first()?;
-        Some((place, self.front(slot, place)))
+        self.ranked.iter().filter_map(|&slot| {
+            let level = &self.levels[usize::from(slot)];
+            let place = level.first()?;
+            Some((level.priority, place, self.front(usize::from(slot), place)))
+        })
     }
 
     fn front(&self, slot: usize, place: usize) -> u32 {
@@ -526,8 +528,8 @@ mod tests {
         put(&mut shelf, 3, 0, Group::Final, 100 * SECOND);
         put(&mut shelf, 4, 7, Group::Final, 0);
         put(&mut shelf, 5, -7, Group::Plain, 100 * SECOND);
-        assert_eq!(shelf.first_of(0).map(|(_, at)| at), Some(3));
-        assert_eq!(shelf.first_of(1), None);
+        let firsts: Vec<_> = shelf.firsts().map(|(level, _, at)| (level, at)).collect();
+        assert_eq!(firsts, [(-7, 5), (0, 3), (7, 4)]);
         assert_eq!(drain(&mut shelf), [5, 3, 2, 1, 4]);
     }
 
