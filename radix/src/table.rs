@@ -113,9 +113,8 @@ impl ChildTable {
         self.slots[at] = slot;
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "less than the length")]
     const fn home(&self, tag: u32) -> usize {
-        (tag as u64 * self.slots.len() as u64 >> 32) as usize
+        ((tag as u64 * self.slots.len() as u64) >> 32) as usize
     }
 
     const fn after(&self, at: usize) -> usize {
