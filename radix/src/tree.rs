@@ -17,6 +17,59 @@ pub(crate) enum Hashing {
     Constant,
 }
 
+/// Secret multipliers of the hash of first pages, one for each lane: the products of a block of 16
+/// tokens wait for nothing but the block before.
+#[derive(Debug)]
+struct Keys([u64; 10]);
+
+impl Keys {
+    fn new(hashing: &Hashing) -> Self {
+        Self(std::array::from_fn(|lane| match hashing {
+            Hashing::Seeded(state) => state.hash_one(lane),
+            #[cfg(test)]
+            Hashing::Constant => 0,
+        }))
+    }
+
+    /// Hash of (parent, first page). Nothing is taken for equal by it.
+    #[inline]
+    fn hash(&self, parent: u32, page: &[Token]) -> u64 {
+        const LANES: usize = 16;
+        let Self(keys) = self;
+        let word = |block: &[Token; LANES], at: usize| {
+            u64::from(block[2 * at]) | u64::from(block[2 * at + 1]) << 32
+        };
+        let fold = |hash: u64, block: &[Token; LANES]| {
+            let lane = |at| {
+                fold(
+                    word(block, at) ^ keys[at],
+                    word(block, at + 1) ^ keys[at + 1],
+                )
+            };
+            let [a, b, c, d] = [lane(0), lane(2), lane(4), lane(6)];
+            let left = hash ^ a ^ c.rotate_left(23);
+            let right = keys[8] ^ b ^ d.rotate_left(41);
+            crate::tree::fold(left, right)
+        };
+        let (blocks, rest) = page.as_chunks();
+        let seed = crate::tree::fold(u64::from(parent) ^ keys[9], keys[8]);
+        let hash = blocks.iter().fold(seed, fold);
+        if rest.is_empty() {
+            return hash;
+        }
+        let mut last = [0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        fold(hash, &last)
+    }
+}
+
+/// Both halves of a product as one.
+#[expect(clippy::cast_possible_truncation, reason = "both halves are in")]
+const fn fold(a: u64, b: u64) -> u64 {
+    let product = a as u128 * b as u128;
+    product as u64 ^ (product >> 64) as u64
+}
+
 /// The tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
@@ -28,6 +81,7 @@ pub(crate) struct Tree {
     /// Nodes that leases may still need: one for each that grew a leaf which it had found.
     pub(crate) promised: u32,
     hashing: Hashing,
+    keys: Keys,
     generation: NonZeroU32,
 }
 
@@ -40,6 +94,7 @@ impl Tree {
             max_nodes: max_nodes as usize,
             roots: 0,
             promised: 0,
+            keys: Keys::new(&hashing),
             hashing,
             generation: NonZeroU32::MIN,
         }
@@ -135,9 +190,14 @@ impl Tree {
         }
     }
 
+    /// Brings the line of the child table in which `at` is.
+    pub(crate) fn touch(&self, at: u32) {
+        self.table.touch(self.node(at).hash.into());
+    }
+
     pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u32 {
         match &self.hashing {
-            Hashing::Seeded(state) => tag(state.hash_one((parent, page))),
+            Hashing::Seeded(_) => tag(self.keys.hash(parent, page)),
             #[cfg(test)]
             Hashing::Constant => 7,
         }
