@@ -268,10 +268,6 @@ impl PrefixCache {
     /// Frees what a candidate has in a tier, and removes it when that was its last place, with
     /// what only host still has below it.
     pub(crate) fn drop_from(&mut self, tier: usize, at: u32) -> u32 {
-        // A miss in the table is the longest wait of an eviction: the next one's begins here.
-        if let Some(next) = self.tiers[tier].after(at) {
-            self.tree.touch(next);
-        }
         self.tell_removed(tier, at, 0);
         let freed = self.tiers[tier].vacate(at, &self.tree);
         if self.tiers.len() == 1 {

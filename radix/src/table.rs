@@ -93,13 +93,6 @@ impl ChildTable {
         self.used -= 1;
     }
 
-    /// Brings the line where `hash` is at home, for who will look there soon.
-    #[inline]
-    pub(crate) fn touch(&self, hash: u64) {
-        let slot = self.slots.get(self.home(tag(hash)));
-        std::hint::black_box(slot.map(|slot| slot.tag));
-    }
-
     fn position(&self, hash: u64, node: u32) -> usize {
         let mut at = self.home(tag(hash));
         while self.slots[at].node != node {

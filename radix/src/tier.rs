@@ -7,7 +7,7 @@
 //! transit are destinations of copies.
 
 use crate::TierStats;
-use crate::node::{NIL, Node};
+use crate::node::Node;
 use crate::order::{Links, Order, Place, Rank, Ranking};
 use crate::policy::agent::Mark;
 use crate::tree::{Tree, narrow, reserve_a_little};
@@ -461,15 +461,6 @@ impl Tier {
     /// Who goes first.
     pub(crate) fn first(&mut self) -> Option<u32> {
         self.order.first(&self.seats)
-    }
-
-    /// Who goes after `at` at the earliest, where the order says that without a search.
-    pub(crate) fn after(&self, at: u32) -> Option<u32> {
-        let Order::Recency(_) = self.order else {
-            return None;
-        };
-        let links = self.seats[at as usize].span.links;
-        Some(links.next).filter(|&next| next != NIL)
     }
 
     /// Frees the pages of a candidate after the first `keep`; the edge is cut by the caller.

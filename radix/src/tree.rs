@@ -190,11 +190,6 @@ impl Tree {
         }
     }
 
-    /// Brings the line of the child table in which `at` is.
-    pub(crate) fn touch(&self, at: u32) {
-        self.table.touch(self.node(at).hash.into());
-    }
-
     pub(crate) fn hash(&self, parent: u32, page: &[Token]) -> u32 {
         match &self.hashing {
             Hashing::Seeded(_) => tag(self.keys.hash(parent, page)),
