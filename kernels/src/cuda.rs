@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `device`, `buffer`, `stream` | the driver: contexts, memory, order of work |
 //! | `module`, `launch`, `args` | compiled code and how it is called |
+//! | `graph` | launches captured once and started by one call |
 //! | `pages`, `batch` | the pool of pages, and the tokens of a step |
 //! | `attention`, `general` | one checked function a kernel |
 //! | `copies` | pages to and from the host tier, beside the steps |
@@ -26,6 +27,7 @@ mod copies;
 mod device;
 mod error;
 mod general;
+mod graph;
 mod launch;
 mod measure;
 mod module;
@@ -33,7 +35,7 @@ mod pages;
 mod stream;
 
 pub use attention::{AttentionCall, AttentionKernels, RopeAngles, StoreCall};
-pub use batch::{Batch, BatchRows, Numerics};
+pub use batch::{Batch, BatchRows, BatchShape, Numerics};
 pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use copies::{CudaCopies, PinnedArena};
 pub use device::{Device, DeviceMemory};
@@ -41,6 +43,7 @@ pub use error::CudaError;
 pub use general::{
     DeviceMatrix, GeneralKernels, NormCall, PagePart, ProductCall, SampleRow, WeightType,
 };
+pub use graph::Graph;
 pub use measure::{Figure, MeasureSizes, Measured, measure};
 pub use module::CodeOrigin;
 pub use pages::{DevicePages, KvFormat, PageShape};

@@ -71,7 +71,7 @@ fn rates(device: &Device, sizes: &MeasureSizes) {
     let measured = measure(device, sizes, None).unwrap();
     let copy = measured.copy.gigabytes_per_second();
     println!("    {}: copy {copy:.0} GB/s", measured.device);
-    assert_eq!(measured.figures.len(), 15);
+    assert_eq!(measured.figures.len(), 16);
     for figure in &measured.figures {
         let (rate, operations) = (figure.gigabytes_per_second(), figure.teraflops());
         println!(

@@ -1,8 +1,11 @@
 //! The tokens of a step as the kernels read them, checked on the host and uploaded in one copy.
 //!
 //! ```text
-//! tokens [n] | positions [n] | table starts [n] | page tables | chosen | picks | tiles | pairs
+//! tokens [n] | positions [n] | table starts [n] | chosen | picks | tiles | page tables | pairs
 //! ```
+//!
+//! A padded batch has idle tokens behind the given ones: token 0 at position 0 of the scratch page.
+//! What they compute is nobody's; the arrays of all batches of one size lie alike.
 //!
 //! Chosen tokens go through the decode kernel one by one; tiles are runs of at most 64 tokens of
 //! one row for the prefill kernel. Pages are checked here, so kernels need not.
@@ -19,6 +22,12 @@ const TILE_TOKENS: u32 = 64;
 
 /// Rows of fewer tokens are decoded one by one: a tile would be mostly empty.
 const TILE_LEAST: u32 = 8;
+
+/// The page that belongs to nobody.
+const SCRATCH: u32 = 0;
+
+/// A longest context of a padded batch at least.
+const LONGEST_LEAST: u32 = 512;
 
 /// How results may depend on what else is in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +51,26 @@ pub struct BatchRows<'a> {
     pub feed: &'a [(u32, u32)],
 }
 
+/// What is fixed in the arguments of kernels over a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BatchShape {
+    /// Tokens, idle ones included.
+    pub n: u32,
+    /// Positions of the longest context.
+    pub longest: u32,
+    /// Of the arrays on the device.
+    pub place: u64,
+}
+
 /// Where the parts begin, in words.
 #[derive(Clone, Copy, Debug, Default)]
 struct Places {
     positions: usize,
     tables: usize,
-    pages: usize,
     chosen: usize,
     picks: usize,
     tiles: usize,
+    pages: usize,
     pairs: usize,
     end: usize,
 }
@@ -109,35 +129,77 @@ impl Batch {
         pool: &DevicePages,
         given: &BatchRows<'_>,
     ) -> Result<(), CudaError> {
-        let n = check_rows(pool, given)?;
+        self.set_padded(stream, pool, given, 0)
+    }
+
+    /// The same for rows of one token each, with idle tokens and picks up to `size` of each, and a
+    /// longest context that is rounded up: a step that a graph of this size computes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_padded(
+        &mut self,
+        stream: &Stream,
+        pool: &DevicePages,
+        given: &BatchRows<'_>,
+        size: u32,
+    ) -> Result<(), CudaError> {
+        let real = check_rows(pool, given)?;
         let tiled = self.numerics == Numerics::Fast && pool.shape().format() != KvFormat::F32;
         let is_tiled = |row: &&KvRow<'_>| tiled && row.len >= TILE_LEAST;
-        let pages: usize = given.rows.iter().map(|row| row.pages.len()).sum();
-        let tiles: u32 = given
-            .rows
-            .iter()
-            .filter(is_tiled)
+        let in_tiles = given.rows.iter().filter(is_tiled);
+        let tiles: u32 = in_tiles
+            .clone()
             .map(|row| row.len.div_ceil(TILE_TOKENS))
             .sum();
-        let in_tiles: u32 = given.rows.iter().filter(is_tiled).map(|row| row.len).sum();
-        let chosen = n - in_tiles;
-        let at = Places::new(n, pages, chosen, given, tiles);
-        self.grow(at.end)?;
-        self.at = at;
-        (self.n, self.chosen, self.tiles) = (n, chosen, tiles);
-        self.picks = given.picks.len() as u32;
+        let in_tiles: u32 = in_tiles.map(|row| row.len).sum();
+        let n = real.max(size);
+        (self.n, self.chosen, self.tiles) = (n, n - in_tiles, tiles);
+        self.picks = (given.picks.len() as u32).max(size);
         self.feed = given.feed.len() as u32;
         self.drawn_end = given.feed.iter().map(|pair| pair.1 + 1).max().unwrap_or(0);
         (self.longest, self.positions_end) = (0, 0);
+        let pages: usize = given.rows.iter().map(|row| row.pages.len()).sum();
+        // The scratch page, for idle tokens.
+        let at = Places::new(
+            n,
+            self.chosen,
+            self.picks,
+            tiles,
+            pages + 1,
+            given.feed.len(),
+        );
+        self.grow(at.end)?;
+        self.at = at;
+        self.fill_rows(given.rows, &is_tiled);
         let words = self.words.as_mut_slice();
-        words[..n as usize].copy_from_slice(given.tokens);
-        words[at.picks..at.picks + given.picks.len()].copy_from_slice(given.picks);
+        words[..real as usize].copy_from_slice(given.tokens);
+        words[real as usize..n as usize].fill(0);
+        words[at.positions + real as usize..][..(n - real) as usize].fill(0);
+        words[at.tables + real as usize..][..(n - real) as usize].fill(pages as u32);
+        words[at.pages + pages] = SCRATCH;
+        for (index, token) in (real..n).enumerate() {
+            words[at.chosen + (real - in_tiles) as usize + index] = token;
+        }
+        let picks = &mut words[at.picks..][..self.picks as usize];
+        picks.fill(n.saturating_sub(1));
+        picks[..given.picks.len()].copy_from_slice(given.picks);
         for (index, (to, from)) in given.feed.iter().enumerate() {
             words[at.pairs + 2 * index..][..2].copy_from_slice(&[*to, *from]);
         }
+        if size > 0 {
+            self.longest = self.longest.next_power_of_two().max(LONGEST_LEAST);
+        }
+        stream.upload(&self.words, 0..at.end, &self.device, 0)
+    }
+
+    /// Positions, tables, chosen tokens and tiles of the given rows.
+    fn fill_rows(&mut self, rows: &[KvRow<'_>], is_tiled: &impl Fn(&&KvRow<'_>) -> bool) {
+        let at = self.at;
+        let words = self.words.as_mut_slice();
         let (mut token, mut table) = (0_u32, 0_u32);
         let (mut next_chosen, mut next_tile) = (at.chosen, at.tiles);
-        for row in given.rows {
+        for row in rows {
             let len = row.len as usize;
             let positions = row.first_pos..row.first_pos + row.len;
             self.positions_end = self.positions_end.max(positions.end);
@@ -167,15 +229,24 @@ impl Batch {
             token += row.len;
             table += row.pages.len() as u32;
         }
-        stream.upload(&self.words, 0..at.end, &self.device, 0)
     }
 
-    /// Tokens of the step.
+    /// What a graph over this batch has fixed: where its arrays are, their size, and the longest
+    /// context that it computes.
+    pub fn shape(&self) -> BatchShape {
+        BatchShape {
+            n: self.n,
+            longest: self.longest,
+            place: self.device.place(),
+        }
+    }
+
+    /// Tokens of the step, idle ones included.
     pub fn tokens(&self) -> u32 {
         self.n
     }
 
-    /// Tokens whose logits are wanted.
+    /// Tokens whose logits are wanted, idle ones included.
     pub fn picks(&self) -> u32 {
         self.picks
     }
@@ -254,22 +325,22 @@ impl Batch {
 }
 
 impl Places {
-    fn new(n: u32, pages: usize, chosen: u32, given: &BatchRows<'_>, tiles: u32) -> Self {
+    fn new(n: u32, chosen: u32, picks: u32, tiles: u32, pages: usize, feed: usize) -> Self {
         let n = n as usize;
-        let chosen_at = 3 * n + pages;
-        let picks = chosen_at + chosen as usize;
+        let picks_at = 3 * n + chosen as usize;
         // Pairs of words are read as one.
-        let tiles_at = (picks + given.picks.len()).next_multiple_of(2);
-        let pairs = tiles_at + 2 * tiles as usize;
+        let tiles_at = (picks_at + picks as usize).next_multiple_of(2);
+        let pages_at = tiles_at + 2 * tiles as usize;
+        let pairs = (pages_at + pages).next_multiple_of(2);
         Self {
             positions: n,
             tables: 2 * n,
-            pages: 3 * n,
-            chosen: chosen_at,
-            picks,
+            chosen: 3 * n,
+            picks: picks_at,
             tiles: tiles_at,
+            pages: pages_at,
             pairs,
-            end: pairs + 2 * given.feed.len(),
+            end: pairs + 2 * feed,
         }
     }
 }

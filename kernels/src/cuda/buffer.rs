@@ -61,6 +61,11 @@ impl<T: Pod> DeviceBuffer<T> {
         &self.device
     }
 
+    /// A number for where it is: another one, or the same place, once it was replaced.
+    pub fn place(&self) -> u64 {
+        self.at
+    }
+
     /// Address of the first element, for a kernel's arguments.
     pub(super) fn address(&self) -> u64 {
         self.at

@@ -16,6 +16,7 @@ use super::copies::{CudaCopies, PinnedArena};
 use super::device::Device;
 use super::error::CudaError;
 use super::general::{GeneralKernels, NormCall, PagePart, ProductCall, SampleRow};
+use super::graph::Graph;
 use super::pages::{DevicePages, KvFormat, PageShape};
 use super::stream::{Event, Stream};
 use crate::cpu::{GgmlType, KvRow};
@@ -141,7 +142,8 @@ pub fn measure(
         cache,
     };
     let copy = rig.copy()?;
-    let mut figures = vec![rig.launches()?];
+    let mut figures = Vec::new();
+    rig.launches(&mut figures)?;
     rig.general(&mut figures)?;
     rig.products(&mut figures)?;
     rig.sampling(&mut figures)?;
@@ -255,22 +257,29 @@ impl Rig<'_> {
         })
     }
 
-    /// What one of many small launches behind one another takes.
-    fn launches(&self) -> Result<Figure, CudaError> {
+    /// What one of many small launches behind one another takes, and one of a graph of them.
+    fn launches(&self, figures: &mut Vec<Figure>) -> Result<(), CudaError> {
         const LAUNCHES: u64 = 200;
         let (mut gate, up) = (self.zeros(1)?, self.zeros(1)?);
-        let ns = self.time(|| {
+        let mut run = |stream: &Stream| {
             for _launch in 0..LAUNCHES {
-                self.kernels.silu_mul(&self.stream, &mut gate, &up, 1)?;
+                self.kernels.silu_mul(stream, &mut gate, &up, 1)?;
             }
             Ok(())
-        })?;
-        Ok(Figure {
-            name: "one launch among many".to_owned(),
+        };
+        let mut times = vec![("one launch among many", self.time(|| run(&self.stream))?)];
+        if Graph::missing_call(self.device).is_none() {
+            let graph = Graph::capture(self.device, &mut run)?;
+            let ns = self.time(|| graph.launch(&self.stream))?;
+            times.push(("one launch in a graph of 200", ns));
+        }
+        figures.extend(times.into_iter().map(|(name, ns)| Figure {
+            name: name.to_owned(),
             ns: (ns / LAUNCHES).max(1),
             bytes: 0,
             operations: 0,
-        })
+        }));
+        Ok(())
     }
 
     fn general(&self, figures: &mut Vec<Figure>) -> Result<(), CudaError> {

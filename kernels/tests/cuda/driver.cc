@@ -1,6 +1,7 @@
 // A CUDA driver without a GPU: every call of the driver and of NVRTC that the Rust side makes, over
 // the emulated kernels. Work is queued on its stream and runs when somebody waits for it, so that a
-// missing wait or event shows: what was not waited for is not there. Device memory is filled with
+// missing wait or event shows: what was not waited for is not there. A stream that captures keeps
+// its work for a graph instead; calls that a capture forbids end it. Device memory is filled with
 // NaN. `mock_fail_at(n, code)` makes the n-th call from now fail, `mock_report` counts what is left.
 // Built as libcuda.so.1 and, by its alias, as libnvrtc.so.12.
 #define EMULATION_MAIN
@@ -9,6 +10,7 @@
 #include <deque>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #define CALL(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
 using u64 = unsigned long long;
@@ -21,7 +23,14 @@ struct Op {
     std::shared_ptr<Event> waits_for;
     std::shared_ptr<Event> records;
 };
-struct Stream { std::deque<Op> queue; };
+// What a graph keeps: functions that read their own copy of the arguments, so they run any number
+// of times.
+using Work = std::vector<std::function<void()>>;
+struct Capture { Work work; std::thread::id thread; bool broken = false; };
+struct Stream { std::deque<Op> queue; std::unique_ptr<Capture> capture; };
+struct Graph { Work work; };
+struct GraphExec { Work work; size_t bytes; };
+constexpr size_t GRAPH_BYTES_A_LAUNCH = 512;
 struct Event {
     Stream* recorded_on = nullptr;
     u64 pending = 0;  // records still queued
@@ -37,6 +46,9 @@ std::set<Stream*> streams;
 std::map<void*, std::shared_ptr<Event>> events;
 std::set<Module*> modules;
 std::set<Program*> programs;
+std::set<Graph*> graphs;
+std::set<GraphExec*> graph_execs;
+u64 graph_launches = 0;
 u64 calls = 0, fail_at = 0, launches = 0, contexts = 0;
 int fail_code = 0, failed = 0;
 constexpr size_t SPARSE = size_t(1) << 30;
@@ -57,6 +69,18 @@ int begin(const char* name) {
     std::lock_guard<std::recursive_mutex> guard(lock);     \
     if (int code = begin(__func__)) return code;           \
     if (!initialized) return 3;
+
+// Calls that would wait or touch memory break the captures that this thread has begun.
+bool captures() {
+    bool any = false;
+    for (Stream* stream : streams)
+        if (stream->capture && stream->capture->thread == std::this_thread::get_id())
+            any = stream->capture->broken = true;
+    return any;
+}
+#define BEGIN_OUTSIDE_CAPTURE \
+    BEGIN                     \
+    if (captures()) return 900;
 
 void run_one(Stream* stream);
 void run_until(Event& event) {
@@ -83,6 +107,11 @@ bool inside(const std::map<uintptr_t, size_t>& memory, uintptr_t at, size_t byte
 }
 int enqueue(void* stream, std::function<void()> run) {
     if (!streams.count((Stream*)stream)) return 400;
+    if (Capture* capture = ((Stream*)stream)->capture.get()) {
+        if (capture->broken) return 901;
+        capture->work.push_back(std::move(run));
+        return 0;
+    }
     ((Stream*)stream)->queue.push_back({std::move(run), nullptr, nullptr});
     return 0;
 }
@@ -96,11 +125,12 @@ CALL(mock_fail_at, u64 n, int code) {
     return 0;
 }
 CALL(mock_limit, size_t bytes) { limit = bytes; return 0; }
-struct Report { u64 calls, launches, device_blocks, device_bytes, pinned, streams, events, modules, programs, contexts, failed; };
+struct Report { u64 calls, launches, device_blocks, device_bytes, pinned, streams, events, modules, programs, contexts, failed, graphs, graph_launches; };
 CALL(mock_report, Report* out) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     *out = {calls, launches, device_memory.size(), used, pinned_memory.size(), streams.size(),
-            events.size(), modules.size(), programs.size(), contexts, (u64)failed};
+            events.size(), modules.size(), programs.size(), contexts, (u64)failed,
+            graphs.size() + graph_execs.size(), graph_launches};
     return 0;
 }
 extern "C" const char* mock_failed_call() { return last_call.c_str(); }
@@ -129,7 +159,7 @@ CALL(cuDeviceGetAttribute, int* value, int attribute, int) {
 CALL(cuDevicePrimaryCtxRetain, void** context, int device) { BEGIN *context = (void*)(uintptr_t)(device + 1); contexts++; return 0; }
 CALL(cuDevicePrimaryCtxRelease_v2, int) { BEGIN contexts--; return 0; }
 CALL(cuCtxSetCurrent, void*) { BEGIN return 0; }
-CALL(cuCtxSynchronize) { BEGIN run_everything(); return 0; }
+CALL(cuCtxSynchronize) { BEGIN_OUTSIDE_CAPTURE run_everything(); return 0; }
 CALL(cuGetErrorName, int code, const char** name) {
     *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 100 ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_MOCK";
     return 0;
@@ -140,7 +170,7 @@ CALL(cuGetErrorString, int code, const char** text) {
 }
 CALL(cuMemGetInfo_v2, size_t* free, size_t* total) { BEGIN *free = limit - used; *total = limit; return 0; }
 CALL(cuMemAlloc_v2, u64* out, size_t bytes) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (bytes == 0) return 1;
     if (used + bytes > limit) return 2;
     void* at = nullptr;
@@ -160,7 +190,7 @@ CALL(cuMemAlloc_v2, u64* out, size_t bytes) {
     return 0;
 }
 CALL(cuMemFree_v2, u64 at) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     run_everything();
     auto found = device_memory.find(at);
     if (found == device_memory.end()) return 1;
@@ -172,26 +202,26 @@ CALL(cuMemFree_v2, u64 at) {
     return 0;
 }
 CALL(cuMemHostAlloc, void** out, size_t bytes, unsigned) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (posix_memalign(out, 4096, bytes)) return 2;
     memset(*out, 0xff, bytes);
     pinned_memory[(uintptr_t)*out] = bytes;
     return 0;
 }
 CALL(cuMemFreeHost, void* at) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     run_everything();
     if (!pinned_memory.erase((uintptr_t)at)) return 1;
     free(at);
     return 0;
 }
 CALL(cuMemHostRegister_v2, void* at, size_t bytes, unsigned) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (!pinned_memory.emplace((uintptr_t)at, bytes).second) return 712;
     return 0;
 }
 CALL(cuMemHostUnregister, void* at) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     run_everything();
     return pinned_memory.erase((uintptr_t)at) ? 0 : 713;
 }
@@ -233,7 +263,7 @@ CALL(cuStreamDestroy_v2, void* stream) {
     return 0;
 }
 CALL(cuStreamSynchronize, void* stream) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (!streams.count((Stream*)stream)) return 400;
     run_all((Stream*)stream);
     return 0;
@@ -241,6 +271,7 @@ CALL(cuStreamSynchronize, void* stream) {
 CALL(cuStreamWaitEvent, void* stream, void* event, unsigned) {
     BEGIN
     if (!streams.count((Stream*)stream) || !events.count(event)) return 400;
+    if (((Stream*)stream)->capture) return 900;
     ((Stream*)stream)->queue.push_back({nullptr, events[event], nullptr});
     return 0;
 }
@@ -255,13 +286,14 @@ CALL(cuEventCreate, void** out, unsigned flags) {
 CALL(cuEventRecord, void* event, void* stream) {
     BEGIN
     if (!streams.count((Stream*)stream) || !events.count(event)) return 400;
+    if (((Stream*)stream)->capture) return 900;
     events[event]->recorded_on = (Stream*)stream;
     events[event]->pending++;
     ((Stream*)stream)->queue.push_back({nullptr, nullptr, events[event]});
     return 0;
 }
 CALL(cuEventQuery, void* event) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (!events.count(event)) return 400;
     Event& asked = *events[event];
     if (!asked.pending) return 0;
@@ -270,7 +302,7 @@ CALL(cuEventQuery, void* event) {
     return 600;
 }
 CALL(cuEventSynchronize, void* event) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (!events.count(event)) return 400;
     run_until(*events[event]);
     return 0;
@@ -288,7 +320,7 @@ CALL(cuEventDestroy_v2, void* event) { BEGIN return events.erase(event) ? 0 : 40
 
 // An image is text: "//module OPTIONS" and whatever follows, as the prebuilt one.
 CALL(cuModuleLoadData, void** out, const void* image) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     std::string text((const char*)image), first = text.substr(0, text.find('\n'));
     const std::string mark = "//module ";
     if (first.compare(0, mark.size(), mark) != 0) return 218;
@@ -300,7 +332,7 @@ CALL(cuModuleLoadData, void** out, const void* image) {
     return 0;
 }
 CALL(cuModuleUnload, void* module) {
-    BEGIN
+    BEGIN_OUTSIDE_CAPTURE
     if (!modules.erase((Module*)module)) return 400;
     run_everything();
     delete (Module*)module;
@@ -335,6 +367,64 @@ CALL(cuLaunchKernel, void* function, unsigned gx, unsigned gy, unsigned gz, unsi
     return enqueue(stream, [=] {
         emulation::launch(name.c_str(), *kernel, {gx, gy, gz}, {bx, by, bz}, shared, copy.data());
     });
+}
+
+CALL(cuStreamBeginCapture_v2, void* stream, int mode) {
+    BEGIN
+    if (!streams.count((Stream*)stream) || mode != 1) return 400;
+    if (((Stream*)stream)->capture) return 401;
+    ((Stream*)stream)->capture.reset(new Capture{{}, std::this_thread::get_id()});
+    return 0;
+}
+CALL(cuStreamEndCapture, void* stream, void** out) {
+    BEGIN
+    if (!streams.count((Stream*)stream)) return 400;
+    std::unique_ptr<Capture> capture = std::move(((Stream*)stream)->capture);
+    *out = nullptr;
+    if (!capture) return 401;
+    if (capture->broken) return 901;
+    if (capture->thread != std::this_thread::get_id()) return 908;
+    Graph* graph = new Graph{std::move(capture->work)};
+    graphs.insert(graph);
+    *out = graph;
+    return 0;
+}
+CALL(cuGraphInstantiateWithFlags, void** out, void* graph, u64 flags) {
+    BEGIN
+    if (!graphs.count((Graph*)graph) || flags) return 400;
+    const size_t bytes = ((Graph*)graph)->work.size() * GRAPH_BYTES_A_LAUNCH;
+    if (used + bytes > limit) return 2;
+    used += bytes;
+    GraphExec* exec = new GraphExec{((Graph*)graph)->work, bytes};
+    graph_execs.insert(exec);
+    *out = exec;
+    return 0;
+}
+CALL(cuGraphUpload, void* exec, void* stream) {
+    BEGIN
+    return graph_execs.count((GraphExec*)exec) && streams.count((Stream*)stream) ? 0 : 400;
+}
+CALL(cuGraphLaunch, void* exec, void* stream) {
+    BEGIN
+    if (!graph_execs.count((GraphExec*)exec) || !streams.count((Stream*)stream)) return 400;
+    graph_launches++;
+    for (const auto& run : ((GraphExec*)exec)->work)
+        if (int code = enqueue(stream, run)) return code;
+    return 0;
+}
+CALL(cuGraphDestroy, void* graph) {
+    BEGIN
+    if (!graphs.erase((Graph*)graph)) return 400;
+    delete (Graph*)graph;
+    return 0;
+}
+CALL(cuGraphExecDestroy, void* exec) {
+    BEGIN
+    if (!graph_execs.erase((GraphExec*)exec)) return 400;
+    run_everything();
+    used -= ((GraphExec*)exec)->bytes;
+    delete (GraphExec*)exec;
+    return 0;
 }
 
 CALL(nvrtcVersion, int* major, int* minor) {

@@ -28,7 +28,7 @@ const CHILD: &str = "ROOTSTOCK_TEST_ON_MOCK";
 pub struct Fault {
     /// What is wrong.
     pub name: &'static str,
-    /// File below `kernels/cuda`.
+    /// File below `kernels/cuda`, or the mock driver's.
     pub file: &'static str,
     /// Text that is there exactly once.
     pub from: &'static str,
@@ -198,6 +198,11 @@ fn repository() -> PathBuf {
 fn kernel_source(name: &str, fault: Option<Fault>) -> String {
     let path = repository().join("kernels/cuda").join(name);
     let source = std::fs::read_to_string(path).unwrap();
+    with_fault(name, source, fault)
+}
+
+/// A source with the fault, where it is in this one.
+fn with_fault(name: &str, source: String, fault: Option<Fault>) -> String {
     match fault {
         Some(fault) if fault.file == name => {
             let found = source.matches(fault.from).count();
@@ -252,7 +257,7 @@ pub fn build(variant: &Variant) -> Option<PathBuf> {
     let tests = repository().join("kernels/tests/cuda");
     let read = |name| std::fs::read_to_string(tests.join(name)).unwrap();
     let mut units = units(variant);
-    units.push(read("driver.cc"));
+    units.push(with_fault("driver.cc", read("driver.cc"), variant.fault));
     let flags: &[&str] = if variant.sanitized {
         &[
             "-O1",
@@ -356,11 +361,13 @@ pub struct Report {
     pub programs: u64,
     pub contexts: u64,
     pub failed: u64,
+    pub graphs: u64,
+    pub graph_launches: u64,
 }
 
 impl Report {
     /// What must be gone when everything was dropped.
-    pub fn held(&self) -> [u64; 7] {
+    pub fn held(&self) -> [u64; 8] {
         [
             self.device_buffers,
             self.pinned,
@@ -369,6 +376,7 @@ impl Report {
             self.modules,
             self.programs,
             self.contexts,
+            self.graphs,
         ]
     }
 }

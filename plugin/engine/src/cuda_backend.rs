@@ -11,6 +11,7 @@
 
 mod draw;
 mod forward;
+mod graphs;
 mod slot;
 mod weights;
 
@@ -26,7 +27,7 @@ use rootstock_kernels::KvRow;
 use rootstock_kernels::SampleScratch;
 use rootstock_kernels::cuda::{
     AttentionKernels, BatchRows, CodeOrigin, CudaCopies, CudaError, Device, DevicePages,
-    GeneralKernels, KvFormat, Numerics, PageShape, PinnedArena, Stream,
+    GeneralKernels, Graph, KvFormat, Numerics, PageShape, PinnedArena, Stream,
 };
 
 use crate::cpu_backend::{CpuBackend, plan_check};
@@ -52,6 +53,8 @@ pub struct CudaBackendConfig {
     pub copy_queue: usize,
     /// Whether results may depend on what shares a step.
     pub numerics: Numerics,
+    /// Graphs of decode steps at most, for each step in flight; 0: kernels are launched one by one.
+    pub graphs: u32,
 }
 
 impl Default for CudaBackendConfig {
@@ -63,6 +66,7 @@ impl Default for CudaBackendConfig {
             max_in_flight: 1,
             copy_queue: 64,
             numerics: Numerics::Fast,
+            graphs: 64,
         }
     }
 }
@@ -95,7 +99,7 @@ pub struct CudaBackend {
     // Before what it copies from and to: it waits for its copies.
     copies: CudaCopies,
     model: CudaModel,
-    stream: Stream,
+    stream: Arc<Stream>,
     attention: AttentionKernels,
     general: Arc<GeneralKernels>,
     pages: DevicePages,
@@ -132,7 +136,7 @@ impl CudaBackend {
         let sizes = model.config();
         let shape = page_shape(sizes, config.page_tokens, config.kv_format)?;
         let device = model.device().clone();
-        let stream = Stream::new(&device)?;
+        let stream = Arc::new(Stream::new(&device)?);
         let mut pages = DevicePages::new(&device, shape, config.pages)?;
         // Fresh memory may hold numbers that are none, which masks do not hide in a product.
         stream.clear(pages.bytes_mut())?;
@@ -141,9 +145,19 @@ impl CudaBackend {
         let attention = AttentionKernels::load(&device, &shape, model.code_cache())?;
         let copies = CudaCopies::new(&device, &pages, host, config.copy_queue)?;
         let max_in_flight = config.max_in_flight.clamp(1, 2);
+        let graphs = match Graph::missing_call(&device) {
+            Some(call) if config.graphs > 0 => {
+                tracing::warn!(
+                    call,
+                    "the driver has no CUDA graphs: kernels are launched one by one"
+                );
+                0
+            }
+            _ => config.graphs,
+        };
         let mut idle = Vec::new();
         for _slot in 0..max_in_flight {
-            idle.push(Slot::new(&device, config.numerics)?);
+            idle.push(Slot::new(&device, config.numerics, graphs)?);
         }
         let caps = Caps {
             layout: shape.host_layout()?,
@@ -181,7 +195,8 @@ impl CudaBackend {
         out: &mut Vec<f32>,
     ) -> Result<(), CudaError> {
         let device = self.stream.device().clone();
-        let mut slot = Slot::new(&device, self.numerics)?;
+        let stream = Arc::clone(&self.stream);
+        let mut slot = Slot::new(&device, self.numerics, 0)?;
         let picks: Vec<u32> = (0..row.len).collect();
         let given = BatchRows {
             tokens,
@@ -190,8 +205,9 @@ impl CudaBackend {
             feed: &[],
         };
         slot.batch.set(&self.stream, &self.pages, &given)?;
-        self.layers(&slot)?;
-        self.pick_logits(&mut slot)?;
+        self.make_room(&mut slot)?;
+        self.layers(&stream, &slot)?;
+        self.pick_logits(&stream, &mut slot)?;
         let logits = self.stream.download_now(&slot.logits)?;
         let len = picks.len() * self.caps.vocab as usize;
         out.extend_from_slice(logits.get(..len).unwrap_or_default());
@@ -205,6 +221,15 @@ impl CudaBackend {
     /// The driver refuses.
     pub fn measure_copies(&self) -> Result<Option<u64>, CudaError> {
         self.copies.measure_page_ns()
+    }
+
+    /// Graphs of decode steps that are held, and their bytes of device memory. A step in flight has
+    /// its own with it.
+    #[must_use]
+    pub fn graphs(&self) -> (usize, u64) {
+        let counts = self.idle.iter().map(|slot| slot.graphs.count());
+        let bytes = self.idle.iter().map(|slot| slot.graphs.bytes());
+        (counts.sum(), bytes.sum())
     }
 
     /// Where the compiled kernels came from.
@@ -299,16 +324,20 @@ impl CudaBackend {
             picks: &picks,
             feed: &feed,
         };
-        slot.batch.set(&self.stream, &self.pages, &given)?;
+        let size = graph_size(slot, &given);
+        let stream = Arc::clone(&self.stream);
+        slot.batch
+            .set_padded(&stream, &self.pages, &given, size.unwrap_or(0))?;
         if let Some(flight) = source.and_then(|at| self.flights.get(at)) {
             self.general
-                .feed(&self.stream, &slot.batch, &flight.slot.drawn)?;
+                .feed(&stream, &slot.batch, &flight.slot.drawn)?;
         }
-        self.layers(slot)?;
-        if !slot.picks.is_empty() {
-            self.pick_logits(slot)?;
-            self.draw(slot)?;
+        self.make_room(slot)?;
+        if slot.batch.picks() > 0 {
+            self.prepare_draws(slot)?;
         }
+        self.compute(slot, size.is_some())?;
+        self.fetch_draws(slot)?;
         slot.done.record(&self.stream)?;
         self.copies.step_launched(&self.stream)
     }
@@ -403,6 +432,15 @@ impl Drop for CudaBackend {
             tracing::warn!(%error, "the device did not finish its steps");
         }
     }
+}
+
+/// The size of graph that computes these rows; None: they are launched kernel by kernel.
+fn graph_size(slot: &Slot, given: &BatchRows<'_>) -> Option<u32> {
+    let decodes = given.rows.iter().all(|row| row.len == 1) && !given.picks.is_empty();
+    if !decodes || !slot.graphs.enabled() {
+        return None;
+    }
+    graphs::size_for(given.rows.len())
 }
 
 fn token_of(output: &StepOutput, row: u32) -> First {

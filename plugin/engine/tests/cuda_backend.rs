@@ -452,7 +452,7 @@ fn a_start_that_fails_gives_everything_back() {
     let mock = Mock::new();
     let start = || Service::start(&tiny::file("llama"), config(DeviceChoice::Cuda(0)));
     drop(start().unwrap());
-    assert_eq!(mock.report().held(), [0; 7]);
+    assert_eq!(mock.report().held(), [0; 8]);
     let before = mock.report().calls;
     drop(start().unwrap());
     let calls = mock.report().calls - before;

@@ -2,7 +2,7 @@
 
 use rootstock::StepError;
 use rootstock::scheduler::{RowOut, StepOutput};
-use rootstock_kernels::cuda::{CudaError, SampleRow};
+use rootstock_kernels::cuda::{CudaError, SampleRow, Stream};
 
 use super::slot::{Slot, grow, grow_pinned};
 use super::{CudaBackend, Flight, failed};
@@ -20,9 +20,9 @@ const GREEDY: SampleRow = SampleRow {
 };
 
 impl CudaBackend {
-    /// Queues the draws of a step and the way home of what the host needs.
-    pub(super) fn draw(&mut self, slot: &mut Slot) -> Result<(), CudaError> {
-        let (count, vocab) = (slot.picks.len(), self.caps.vocab as usize);
+    /// Queues the way there of what a step draws with.
+    pub(super) fn prepare_draws(&mut self, slot: &mut Slot) -> Result<(), CudaError> {
+        let count = slot.batch.picks() as usize;
         let device = self.stream.device().clone();
         if let Some(masks) = &self.masks {
             // A grammar is asked when the row is drawn: only the host can.
@@ -36,19 +36,31 @@ impl CudaBackend {
         grow(&mut slot.rows_there, count, "draws")?;
         grow(&mut slot.drawn, count, "draws")?;
         grow_pinned(&mut slot.drawn_here, &device, count)?;
-        for (row, pick) in slot.rows.as_mut_slice().iter_mut().zip(&slot.picks) {
+        let rows = slot.rows.as_mut_slice().get_mut(..count);
+        let rows = rows.unwrap_or_default();
+        rows.fill(GREEDY);
+        for (row, pick) in rows.iter_mut().zip(&slot.picks) {
             *row = pick.device.unwrap_or(GREEDY);
         }
-        let stream = &self.stream;
-        stream.upload(&slot.rows, 0..count, &slot.rows_there, 0)?;
-        let n = u32::try_from(count).unwrap_or(u32::MAX);
-        let rows = (&slot.rows_there, n);
-        let vocab_size = self.caps.vocab;
+        self.stream
+            .upload(&slot.rows, 0..count, &slot.rows_there, 0)
+    }
+
+    /// Queues the draws.
+    pub(super) fn draw(&self, stream: &Stream, slot: &mut Slot) -> Result<(), CudaError> {
+        let rows = (&slot.rows_there, slot.batch.picks());
+        let vocab = self.caps.vocab;
         self.general
-            .sample(stream, &slot.logits, vocab_size, rows, &mut slot.drawn)?;
+            .sample(stream, &slot.logits, vocab, rows, &mut slot.drawn)
+    }
+
+    /// Queues the way home of what the host needs.
+    pub(super) fn fetch_draws(&self, slot: &mut Slot) -> Result<(), CudaError> {
+        let (count, vocab) = (slot.picks.len(), self.caps.vocab as usize);
+        let stream = &self.stream;
         stream.download(&slot.drawn, 0..count, &mut slot.drawn_here, 0)?;
         if slot.picks.iter().any(|pick| pick.device.is_none()) {
-            grow_pinned(&mut slot.host_logits, &device, count * vocab)?;
+            grow_pinned(&mut slot.host_logits, stream.device(), count * vocab)?;
             for (at, pick) in slot.picks.iter().enumerate() {
                 if pick.device.is_none() {
                     let range = at * vocab..(at + 1) * vocab;

@@ -2,6 +2,7 @@
 
 use rootstock_kernels::cuda::{
     AttentionCall, CudaError, Device, DeviceBuffer, NormCall, Numerics, ProductCall, StoreCall,
+    Stream,
 };
 
 use super::CudaBackend;
@@ -42,16 +43,33 @@ impl Work {
     }
 }
 
+impl Work {
+    /// Where the buffers are: a graph holds for these places only.
+    pub(super) fn places(&self) -> impl Iterator<Item = u64> {
+        let buffers = [
+            &self.x,
+            &self.h,
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.att,
+            &self.gate,
+            &self.up,
+            &self.partial,
+        ];
+        buffers.into_iter().map(DeviceBuffer::place)
+    }
+}
+
 impl CudaBackend {
-    /// Takes the tokens of a step through all layers; K and V go into the pages.
-    pub(super) fn layers(&mut self, slot: &Slot) -> Result<(), CudaError> {
-        let n = slot.batch.tokens() as usize;
-        if n == 0 {
-            return Ok(());
-        }
+    /// Makes room for the activations and logits of a step.
+    pub(super) fn make_room(&mut self, slot: &mut Slot) -> Result<(), CudaError> {
         let config = self.model.config();
+        let (n, picks) = (slot.batch.tokens() as usize, slot.batch.picks() as usize);
         let (dim, ffn) = (config.dim as usize, config.ffn as usize);
         let w = &mut self.work;
+        grow(&mut slot.logits, picks * config.vocab as usize, "logits")?;
+        grow(&mut w.h, picks * dim, "activations")?;
         for (buffer, width) in [
             (&mut w.x, dim),
             (&mut w.h, dim),
@@ -64,23 +82,31 @@ impl CudaBackend {
         ] {
             grow(buffer, n * width, "activations")?;
         }
+        Ok(())
+    }
+
+    /// Takes the tokens of a step through all layers; K and V go into the pages.
+    pub(super) fn layers(&mut self, stream: &Stream, slot: &Slot) -> Result<(), CudaError> {
+        if slot.batch.tokens() == 0 {
+            return Ok(());
+        }
         let embedding = &self.model.embedding;
         self.general
-            .embed(&self.stream, &slot.batch, embedding, &mut w.x)?;
-        for index in 0..config.layers {
-            self.attend(slot, index)?;
-            self.feed_forward(slot, index)?;
+            .embed(stream, &slot.batch, embedding, &mut self.work.x)?;
+        for index in 0..self.model.config().layers {
+            self.attend(stream, slot, index)?;
+            self.feed_forward(stream, slot, index)?;
         }
         Ok(())
     }
 
     /// The attention half of a layer.
-    fn attend(&mut self, slot: &Slot, index: u32) -> Result<(), CudaError> {
+    fn attend(&mut self, stream: &Stream, slot: &Slot, index: u32) -> Result<(), CudaError> {
         let Some(layer) = self.model.layers.get(index as usize) else {
             return Ok(());
         };
         let config = self.model.config();
-        let (stream, general, batch) = (&self.stream, &self.general, &slot.batch);
+        let (general, batch) = (&self.general, &slot.batch);
         let w = &mut self.work;
         let norm = NormCall {
             weight: &layer.attn_norm,
@@ -123,7 +149,7 @@ impl CudaBackend {
     }
 
     /// The feed-forward half of a layer.
-    fn feed_forward(&mut self, slot: &Slot, index: u32) -> Result<(), CudaError> {
+    fn feed_forward(&mut self, stream: &Stream, slot: &Slot, index: u32) -> Result<(), CudaError> {
         let Some(Layer {
             ffn_norm,
             gate,
@@ -135,7 +161,7 @@ impl CudaBackend {
             return Ok(());
         };
         let config = self.model.config();
-        let (stream, general, numerics) = (&self.stream, &self.general, self.numerics);
+        let (general, numerics) = (&self.general, self.numerics);
         let w = &mut self.work;
         let norm = NormCall {
             weight: ffn_norm,
@@ -154,27 +180,21 @@ impl CudaBackend {
     }
 
     /// Logits of the step's picks into the slot.
-    pub(super) fn pick_logits(&mut self, slot: &mut Slot) -> Result<(), CudaError> {
+    pub(super) fn pick_logits(
+        &mut self,
+        stream: &Stream,
+        slot: &mut Slot,
+    ) -> Result<(), CudaError> {
         let config = self.model.config();
         let picks = slot.batch.picks();
-        grow(
-            &mut slot.logits,
-            picks as usize * config.vocab as usize,
-            "logits",
-        )?;
         let w = &mut self.work;
-        grow(
-            &mut w.h,
-            picks as usize * config.dim as usize,
-            "activations",
-        )?;
         let norm = NormCall {
             weight: &self.model.output_norm,
             eps: config.eps,
             picks: true,
         };
         self.general
-            .rms_norm(&self.stream, &slot.batch, &norm, &w.x, &mut w.h)?;
+            .rms_norm(stream, &slot.batch, &norm, &w.x, &mut w.h)?;
         let call = ProductCall {
             matrix: self.model.head(),
             x: &w.h,
@@ -183,7 +203,7 @@ impl CudaBackend {
             add: false,
             numerics: self.numerics,
         };
-        self.general.product(&self.stream, &call, &mut slot.logits)
+        self.general.product(stream, &call, &mut slot.logits)
     }
 }
 

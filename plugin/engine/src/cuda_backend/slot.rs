@@ -1,5 +1,6 @@
 //! What one step in flight has for itself: its arrays, its logits and its draws.
 
+use super::graphs::Graphs;
 use rootstock::scheduler::{RequestId, SampleSpec};
 use rootstock_kernels::cuda::{
     Batch, CudaError, Device, DeviceBuffer, Event, Numerics, PinnedBuffer, SampleRow,
@@ -65,11 +66,14 @@ pub(super) struct Slot {
     pub(super) drawn_here: PinnedBuffer<u32>,
     /// Behind all work of the step.
     pub(super) done: Event,
+    /// Of decode steps over these buffers.
+    pub(super) graphs: Graphs,
 }
 
 impl Slot {
-    pub(super) fn new(device: &Device, numerics: Numerics) -> Result<Self, CudaError> {
+    pub(super) fn new(device: &Device, numerics: Numerics, graphs: u32) -> Result<Self, CudaError> {
         Ok(Self {
+            graphs: Graphs::new(graphs),
             batch: Batch::new(device, numerics)?,
             picks: Vec::new(),
             logits: DeviceBuffer::new(device, 0, "logits")?,
@@ -80,6 +84,15 @@ impl Slot {
             drawn_here: PinnedBuffer::new(device, 0)?,
             done: Event::new(device)?,
         })
+    }
+
+    /// Where the buffers are that kernels of a step are given.
+    pub(super) fn places(&self) -> [u64; 3] {
+        [
+            self.logits.place(),
+            self.rows_there.place(),
+            self.drawn.place(),
+        ]
     }
 
     /// The pick of a row of the plan.
