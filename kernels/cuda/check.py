@@ -186,7 +186,7 @@ def traffic(kernel, dim, number):
         return tiles + out, rows * cols * 2 + cols * tokens * 4 + out
     # The norm reads its row twice; the others touch each byte once.
     once = {"rms_norm": (12, 8), "silu_mul": (12, 12), "embed": (6, 6)}
-    once |= {"pages_gather": (2, 2), "pages_scatter": (2, 2), "feed": (16, 16)}
+    once |= {"pages_gather": (2, 2), "pages_scatter": (2, 2), "feed": (16, 16), "narrow": (6, 6)}
     return once.get(kernel)
 
 

@@ -231,3 +231,23 @@ KERNEL(feed, FeedArgs, 256) {
     const u32 i = blockIdx.x * 256 + threadIdx.x;
     if (i < a.count) a.tokens[a.pairs[i].x] = a.drawn[a.pairs[i].y];
 }
+
+// Inputs in the type of 16-bit weights, for a library that multiplies equal types.
+struct NarrowArgs {
+    const float* x;
+    u16* out;
+    u64 count;  // a multiple of 8
+    u32 type;   // 1 f16, 2 bf16
+};
+KERNEL(narrow, NarrowArgs, 256) {
+    const u64 at = ((u64)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (at >= a.count) return;
+    float wide[8];
+    eight_weights<0>(a.x, at, wide);
+    u32 words[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        words[i] = a.type == 1 ? pack(f32_to_f16(wide[2 * i]), f32_to_f16(wide[2 * i + 1]))
+                               : pack(f32_to_bf16(wide[2 * i]), f32_to_bf16(wide[2 * i + 1]));
+    *(uint4*)(a.out + at) = uint4{words[0], words[1], words[2], words[3]};
+}

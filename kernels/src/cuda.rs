@@ -11,7 +11,8 @@
 //! | `module`, `launch`, `args` | compiled code and how it is called |
 //! | `graph` | launches captured once and started by one call |
 //! | `pages`, `batch` | the pool of pages, and the tokens of a step |
-//! | `attention`, `general` | one checked function a kernel |
+//! | `attention`, `general`, `product` | one checked function a kernel |
+//! | `library` | cuBLASLt, for products with many tokens |
 //! | `copies` | pages to and from the host tier, beside the steps |
 //! | `measure` | how fast all of it is on the device at hand |
 //!
@@ -29,9 +30,11 @@ mod error;
 mod general;
 mod graph;
 mod launch;
+mod library;
 mod measure;
 mod module;
 mod pages;
+mod product;
 mod stream;
 
 pub use attention::{AttentionCall, AttentionKernels, RopeAngles, StoreCall};
@@ -40,11 +43,11 @@ pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use copies::{CudaCopies, PinnedArena};
 pub use device::{Device, DeviceMemory};
 pub use error::CudaError;
-pub use general::{
-    DeviceMatrix, GeneralKernels, NormCall, PagePart, ProductCall, SampleRow, WeightType,
-};
+pub use general::{GeneralKernels, NormCall, PagePart, SampleRow};
 pub use graph::Graph;
+pub use library::ProductLibrary;
 pub use measure::{Figure, MeasureSizes, Measured, measure};
 pub use module::CodeOrigin;
 pub use pages::{DevicePages, KvFormat, PageShape};
+pub use product::{DeviceMatrix, ProductCall, WeightType};
 pub use stream::{Event, Stream};

@@ -1,5 +1,5 @@
-//! Norms, products, embedding, weight formats, copies of pages and sampling, emulated, through the
-//! Rust host path: random shapes against the CPU's reference, and planted faults.
+//! Norms, embedding, weight formats, copies of pages and sampling, emulated, through the Rust host
+//! path: random shapes against the CPU's reference, and planted faults.
 #![expect(
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
@@ -12,18 +12,20 @@
 mod case;
 #[path = "cuda/mock.rs"]
 mod mock;
+#[path = "cuda/weights.rs"]
+mod weights;
 
 use case::{Rng, cases, largest};
-use half::{bf16, f16};
 use mock::{Fault, Outcome, Variant, catch_all, on_mock, outcome_with};
 use rootstock_kernels::cuda::{
     Batch, BatchRows, Device, DeviceBuffer, DevicePages, GeneralKernels, KvFormat, NormCall,
-    Numerics, PagePart, PageShape, ProductCall, SampleRow, Stream, WeightType,
+    Numerics, PagePart, PageShape, SampleRow, Stream, WeightType,
 };
 use rootstock_kernels::{
     GgmlType, Isa, KvRow, SampleArgs, SampleScratch, dequantize, rms_norm, sample, silu_mul,
 };
 use rootstock_memory::{KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
+use weights::rounded;
 
 const GENERAL: Variant = Variant {
     head_dims: &[],
@@ -88,138 +90,6 @@ impl Rig {
 
     fn down(&self, buffer: &DeviceBuffer<f32>) -> Vec<f32> {
         self.stream.download_now(buffer).unwrap()
-    }
-}
-
-/// Values in a plain type of weights: as bytes, and as they are after rounding.
-fn rounded(values: &[f32], ty: GgmlType) -> (Vec<u8>, Vec<f32>) {
-    let bytes: Vec<u8> = match ty {
-        GgmlType::F16 => values
-            .iter()
-            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
-            .collect(),
-        GgmlType::Bf16 => values
-            .iter()
-            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
-            .collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    };
-    let mut back = vec![0.0; values.len()];
-    dequantize(ty, &bytes, &mut back).unwrap();
-    (bytes, back)
-}
-
-#[test]
-fn products_over_random_shapes_are_the_reference() {
-    if !on_mock("products_over_random_shapes_are_the_reference", &GENERAL) {
-        return;
-    }
-    let rig = Rig::new();
-    println!();
-    for (ty, tiled, bound) in [
-        (GgmlType::F32, false, 5e-6),
-        (GgmlType::F16, false, 5e-6),
-        (GgmlType::Bf16, false, 5e-6),
-        // In tiles x is rounded to the weights' type.
-        (GgmlType::F16, true, 2e-3),
-        (GgmlType::Bf16, true, 2e-2),
-    ] {
-        let mut most = 0.0_f32;
-        for seed in 0..cases() {
-            let off = product_error(&rig, &mut Rng(seed), ty, tiled);
-            // A comparison that a NaN fails.
-            assert!(off <= bound, "seed {seed}: {off} for {ty:?}, tiles {tiled}");
-            most = most.max(off);
-        }
-        let kernel = if tiled { "tiles" } else { "rows" };
-        println!(
-            "    | product_{kernel} | {ty:?} | {} | {most:.1e} |",
-            cases()
-        );
-    }
-}
-
-/// The largest error of one random product, in units of the root of its columns.
-fn product_error(rig: &Rig, rng: &mut Rng, ty: GgmlType, tiled: bool) -> f32 {
-    let (n, numerics) = if tiled {
-        (rng.pick(&[17, 33, 64, 65]), Numerics::Fast)
-    } else {
-        (rng.pick(&[1, 2, 7, 8, 9, 16, 17]), Numerics::Invariant)
-    };
-    let (rows, cols) = (1 + rng.below(90), 8 * (1 + rng.below(20)));
-    let (bytes, weights) = rounded(&rng.normals((rows * cols) as usize), ty);
-    let x = rng.normals((n * cols) as usize);
-    let bias = rng.normals(rows as usize);
-    let before = rng.normals((n * rows) as usize);
-    let (with_bias, add) = (rng.below(2) == 0, rng.below(2) == 0);
-    let matrix = rig.kernels.matrix(&rig.stream, ty, rows, cols, &bytes);
-    let matrix = matrix.unwrap();
-    let (x_there, bias_there) = (rig.up(&x), rig.up(&bias));
-    let mut out = rig.up(&before);
-    let call = ProductCall {
-        matrix: &matrix,
-        x: &x_there,
-        n,
-        bias: with_bias.then_some(&bias_there),
-        add,
-        numerics,
-    };
-    rig.kernels.product(&rig.stream, &call, &mut out).unwrap();
-    let mut expected = Vec::new();
-    for (token, x) in x.chunks(cols as usize).enumerate() {
-        for (row, weights) in weights.chunks(cols as usize).enumerate() {
-            let pairs = weights.iter().zip(x);
-            let mut sum: f64 = pairs.map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
-            sum += if with_bias { f64::from(bias[row]) } else { 0.0 };
-            sum += if add {
-                f64::from(before[token * rows as usize + row])
-            } else {
-                0.0
-            };
-            expected.push(sum as f32);
-        }
-    }
-    largest(&expected, &rig.down(&out)) / (cols as f32).sqrt()
-}
-
-#[test]
-fn a_product_has_the_same_bits_whatever_the_number_of_rows() {
-    if !on_mock(
-        "a_product_has_the_same_bits_whatever_the_number_of_rows",
-        &GENERAL,
-    ) {
-        return;
-    }
-    let rig = Rig::new();
-    let rng = &mut Rng(7);
-    let (rows, cols) = (40, 72);
-    let (bytes, _) = rounded(&rng.normals(rows * cols), GgmlType::F16);
-    let matrix = rig
-        .kernels
-        .matrix(&rig.stream, GgmlType::F16, rows as u32, cols as u32, &bytes)
-        .unwrap();
-    let x = rng.normals(37 * cols);
-    let product = |x: &[f32]| {
-        let there = rig.up(x);
-        let n = x.len() / cols;
-        let mut out = rig.room(n * rows);
-        let call = ProductCall {
-            matrix: &matrix,
-            x: &there,
-            n: n as u32,
-            bias: None,
-            add: false,
-            numerics: Numerics::Invariant,
-        };
-        rig.kernels.product(&rig.stream, &call, &mut out).unwrap();
-        rig.down(&out)
-    };
-    let whole = product(&x);
-    for (row, x) in x.chunks(cols).enumerate() {
-        assert!(
-            whole[row * rows..(row + 1) * rows] == product(x),
-            "row {row}"
-        );
     }
 }
 
@@ -511,7 +381,6 @@ fn no_kernel_reads_or_writes_beyond_its_memory() {
         ..GENERAL
     };
     for test in [
-        "products_over_random_shapes_are_the_reference",
         "norms_and_the_rest_over_random_shapes_are_the_reference",
         "embedding_takes_the_rows_of_known_and_of_fed_tokens",
         "every_weight_format_is_dequantized_to_the_last_bit",
@@ -526,33 +395,6 @@ fn no_kernel_reads_or_writes_beyond_its_memory() {
 }
 
 const FAULTS: &[(&str, Fault)] = &[
-    (
-        "products_over_random_shapes_are_the_reference",
-        Fault {
-            name: "a tile is overwritten while others still read it",
-            file: "general.cu",
-            from: "        __syncthreads();\n        for (u32 item = threadIdx.x; item < SIDE * ",
-            to: "        for (u32 item = threadIdx.x; item < SIDE * ",
-        },
-    ),
-    (
-        "products_over_random_shapes_are_the_reference",
-        Fault {
-            name: "the last rows of weights are read past their end",
-            file: "general.cu",
-            from: "const u64 which = min(row + r, a.rows - 1);",
-            to: "const u64 which = row + r;",
-        },
-    ),
-    (
-        "products_over_random_shapes_are_the_reference",
-        Fault {
-            name: "rows and columns of the result are exchanged",
-            file: "general.cu",
-            from: "row + i * 8 + 2 * t + j % 2;",
-            to: "row + i * 8 + 2 * t + j / 2;",
-        },
-    ),
     (
         "norms_and_the_rest_over_random_shapes_are_the_reference",
         Fault {

@@ -468,7 +468,7 @@ fn every_call_made_to_fail_is_an_error_and_nothing_is_kept() {
     let mock = Mock::new();
     assert!(a_short_life().unwrap().iter().all(|done| done.ok));
     let clean = mock.report();
-    assert_eq!(clean.held(), [0; 8]);
+    assert_eq!(clean.held(), [0; 9]);
     let before = mock.report().calls;
     a_short_life().unwrap();
     let calls = mock.report().calls - before;

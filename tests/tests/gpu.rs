@@ -71,7 +71,8 @@ fn rates(device: &Device, sizes: &MeasureSizes) {
     let measured = measure(device, sizes, None).unwrap();
     let copy = measured.copy.gigabytes_per_second();
     println!("    {}: copy {copy:.0} GB/s", measured.device);
-    assert_eq!(measured.figures.len(), 16);
+    // Two of them of cuBLASLt, where it is installed.
+    assert!([16, 18].contains(&measured.figures.len()));
     for figure in &measured.figures {
         let (rate, operations) = (figure.gigabytes_per_second(), figure.teraflops());
         println!(

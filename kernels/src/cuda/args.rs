@@ -119,6 +119,16 @@ pub(super) struct Product {
     pub(super) add: u32,
 }
 
+/// `NarrowArgs`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Narrow {
+    pub(super) x: u64,
+    pub(super) out: u64,
+    pub(super) count: u64,
+    pub(super) weight_type: u32,
+}
+
 /// `PagesArgs`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -173,6 +183,7 @@ impl Args for Norm {}
 impl Args for Silu {}
 impl Args for Embed {}
 impl Args for Product {}
+impl Args for Narrow {}
 impl Args for Pages {}
 impl Args for Feed {}
 impl Args for Dequantize {}

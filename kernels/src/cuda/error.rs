@@ -51,6 +51,12 @@ pub enum CudaError {
         /// Options of the module.
         module: Box<str>,
     },
+    /// cuBLASLt cannot be used, for this reason.
+    #[error("no cuBLASLt: {reason}")]
+    NoLibrary {
+        /// What is missing or too old.
+        reason: Box<str>,
+    },
     /// A shape that the kernels do not compute.
     #[error(transparent)]
     Shape(#[from] KernelError),

@@ -15,9 +15,11 @@ use super::buffer::DeviceBuffer;
 use super::copies::{CudaCopies, PinnedArena};
 use super::device::Device;
 use super::error::CudaError;
-use super::general::{GeneralKernels, NormCall, PagePart, ProductCall, SampleRow};
+use super::general::{GeneralKernels, NormCall, PagePart, SampleRow};
 use super::graph::Graph;
+use super::library::ProductLibrary;
 use super::pages::{DevicePages, KvFormat, PageShape};
+use super::product::ProductCall;
 use super::stream::{Event, Stream};
 use crate::cpu::{GgmlType, KvRow};
 
@@ -316,27 +318,36 @@ impl Rig<'_> {
 
     fn products(&self, figures: &mut Vec<Figure>) -> Result<(), CudaError> {
         let (width, ffn) = (self.sizes.width, self.sizes.ffn);
+        // What is not installed is not measured.
+        let library = ProductLibrary::open(self.device).ok();
         for (rows, n) in [(width, 1), (width, 8), (ffn, 64), (ffn, 512)] {
             let bytes = vec![0; rows as usize * width as usize * 2];
             let (stream, kernels) = (&self.stream, &self.kernels);
             let matrix = kernels.matrix(stream, GgmlType::F16, rows, width, &bytes)?;
             let x = self.zeros((n * width) as usize)?;
             let mut out = self.zeros((n * rows) as usize)?;
-            let call = ProductCall {
-                matrix: &matrix,
-                x: &x,
-                n,
-                bias: None,
-                add: false,
-                numerics: Numerics::Fast,
-            };
             let area = u64::from(rows) * u64::from(width);
-            figures.push(Figure {
-                name: format!("product f16, {rows} x {width}, {n} tokens"),
-                ns: self.time(|| kernels.product(stream, &call, &mut out))?,
-                bytes: 2 * area + 4 * u64::from(n) * u64::from(rows + width),
-                operations: 2 * area * u64::from(n),
-            });
+            let ways = [("", None), (" by cuBLASLt", library.as_ref())];
+            for (by, library) in ways.into_iter().take(if n < 64 { 1 } else { 2 }) {
+                if library.is_none() && !by.is_empty() {
+                    continue;
+                }
+                let call = ProductCall {
+                    matrix: &matrix,
+                    x: &x,
+                    n,
+                    bias: None,
+                    add: false,
+                    numerics: Numerics::Fast,
+                    library,
+                };
+                figures.push(Figure {
+                    name: format!("product f16{by}, {rows} x {width}, {n} tokens"),
+                    ns: self.time(|| kernels.product(stream, &call, &mut out))?,
+                    bytes: 2 * area + 4 * u64::from(n) * u64::from(rows + width),
+                    operations: 2 * area * u64::from(n),
+                });
+            }
         }
         Ok(())
     }

@@ -49,6 +49,8 @@ std::set<Program*> programs;
 std::set<Graph*> graphs;
 std::set<GraphExec*> graph_execs;
 u64 graph_launches = 0;
+std::set<void*> blas_handles, descriptions;  // of `blas.cc`
+u64 blas_products = 0;
 u64 calls = 0, fail_at = 0, launches = 0, contexts = 0;
 int fail_code = 0, failed = 0;
 constexpr size_t SPARSE = size_t(1) << 30;
@@ -125,12 +127,13 @@ CALL(mock_fail_at, u64 n, int code) {
     return 0;
 }
 CALL(mock_limit, size_t bytes) { limit = bytes; return 0; }
-struct Report { u64 calls, launches, device_blocks, device_bytes, pinned, streams, events, modules, programs, contexts, failed, graphs, graph_launches; };
+struct Report { u64 calls, launches, device_blocks, device_bytes, pinned, streams, events, modules, programs, contexts, failed, graphs, graph_launches, library, products; };
 CALL(mock_report, Report* out) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     *out = {calls, launches, device_memory.size(), used, pinned_memory.size(), streams.size(),
             events.size(), modules.size(), programs.size(), contexts, (u64)failed,
-            graphs.size() + graph_execs.size(), graph_launches};
+            graphs.size() + graph_execs.size(), graph_launches,
+            blas_handles.size() + descriptions.size(), blas_products};
     return 0;
 }
 extern "C" const char* mock_failed_call() { return last_call.c_str(); }

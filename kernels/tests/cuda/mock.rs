@@ -1,5 +1,5 @@
 //! Builds the mock driver over the emulated kernels with g++, and runs tests in a child process
-//! that finds it as libcuda and libnvrtc.
+//! that finds it as libcuda, libnvrtc and libcublasLt.
 //!
 //! Each translation unit is compiled once for its content and kept in the target folder, so a
 //! fault costs the units it is in. Sanitized variants are built with AddressSanitizer and
@@ -257,7 +257,9 @@ pub fn build(variant: &Variant) -> Option<PathBuf> {
     let tests = repository().join("kernels/tests/cuda");
     let read = |name| std::fs::read_to_string(tests.join(name)).unwrap();
     let mut units = units(variant);
-    units.push(with_fault("driver.cc", read("driver.cc"), variant.fault));
+    let mut driver = with_fault("driver.cc", read("driver.cc"), variant.fault);
+    driver.push_str(&with_fault("blas.cc", read("blas.cc"), variant.fault));
+    units.push(driver);
     let flags: &[&str] = if variant.sanitized {
         &[
             "-O1",
@@ -363,11 +365,13 @@ pub struct Report {
     pub failed: u64,
     pub graphs: u64,
     pub graph_launches: u64,
+    pub library: u64,
+    pub products: u64,
 }
 
 impl Report {
     /// What must be gone when everything was dropped.
-    pub fn held(&self) -> [u64; 8] {
+    pub fn held(&self) -> [u64; 9] {
         [
             self.device_buffers,
             self.pinned,
@@ -377,6 +381,7 @@ impl Report {
             self.programs,
             self.contexts,
             self.graphs,
+            self.library,
         ]
     }
 }

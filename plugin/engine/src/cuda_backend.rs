@@ -27,7 +27,7 @@ use rootstock_kernels::KvRow;
 use rootstock_kernels::SampleScratch;
 use rootstock_kernels::cuda::{
     AttentionKernels, BatchRows, CodeOrigin, CudaCopies, CudaError, Device, DevicePages,
-    GeneralKernels, Graph, KvFormat, Numerics, PageShape, PinnedArena, Stream,
+    GeneralKernels, Graph, KvFormat, Numerics, PageShape, PinnedArena, ProductLibrary, Stream,
 };
 
 use crate::cpu_backend::{CpuBackend, plan_check};
@@ -55,6 +55,8 @@ pub struct CudaBackendConfig {
     pub numerics: Numerics,
     /// Graphs of decode steps at most, for each step in flight; 0: kernels are launched one by one.
     pub graphs: u32,
+    /// Large products by cuBLASLt, where it is installed and results may depend on their number.
+    pub library: bool,
 }
 
 impl Default for CudaBackendConfig {
@@ -67,6 +69,7 @@ impl Default for CudaBackendConfig {
             copy_queue: 64,
             numerics: Numerics::Fast,
             graphs: 64,
+            library: true,
         }
     }
 }
@@ -102,6 +105,7 @@ pub struct CudaBackend {
     stream: Arc<Stream>,
     attention: AttentionKernels,
     general: Arc<GeneralKernels>,
+    library: Option<ProductLibrary>,
     pages: DevicePages,
     work: Work,
     caps: Caps,
@@ -137,6 +141,7 @@ impl CudaBackend {
         let shape = page_shape(sizes, config.page_tokens, config.kv_format)?;
         let device = model.device().clone();
         let stream = Arc::new(Stream::new(&device)?);
+        let library = library(&device, config)?;
         let mut pages = DevicePages::new(&device, shape, config.pages)?;
         // Fresh memory may hold numbers that are none, which masks do not hide in a product.
         stream.clear(pages.bytes_mut())?;
@@ -161,13 +166,14 @@ impl CudaBackend {
         }
         let caps = Caps {
             layout: shape.host_layout()?,
-            numerics_id: numerics_id(&device, config),
+            numerics_id: numerics_id(&device, config, library.as_ref()),
             max_in_flight,
             vocab: sizes.vocab,
         };
         Ok(Self {
             work: Work::new(&device)?,
             general: Arc::clone(model.kernels()),
+            library,
             copies,
             attention,
             pages,
@@ -459,12 +465,38 @@ fn failed(step: StepId, error: &CudaError) -> StepError {
     }
 }
 
+/// cuBLASLt where it is wanted and can be used; otherwise our own kernels compute all products.
+fn library(
+    device: &Device,
+    config: &CudaBackendConfig,
+) -> Result<Option<ProductLibrary>, CudaError> {
+    if !config.library || config.numerics == Numerics::Invariant {
+        return Ok(None);
+    }
+    match ProductLibrary::open(device) {
+        Ok(library) => {
+            tracing::info!(version = library.version(), "large products by cuBLASLt");
+            Ok(Some(library))
+        }
+        Err(error) if error.is_fatal() => Err(error),
+        Err(error) => {
+            tracing::info!(%error, "large products by our own kernels");
+            Ok(None)
+        }
+    }
+}
+
 /// Names all that changes the bits of K and V.
-fn numerics_id(device: &Device, config: &CudaBackendConfig) -> String {
+fn numerics_id(
+    device: &Device,
+    config: &CudaBackendConfig,
+    library: Option<&ProductLibrary>,
+) -> String {
     let (major, minor) = device.compute();
-    let mode = match config.numerics {
-        Numerics::Invariant => "invariant",
-        Numerics::Fast => "fast",
+    let mode = match (config.numerics, library) {
+        (Numerics::Invariant, _) => "invariant".to_owned(),
+        (Numerics::Fast, None) => "fast".to_owned(),
+        (Numerics::Fast, Some(library)) => format!("fast-lt{}", library.version()),
     };
     let dtype = config.kv_format.name();
     format!("cuda-sm{major}{minor}-{mode}/kv-{dtype}")
@@ -482,6 +514,23 @@ pub fn page_shape(
     // Of the layout the dimensions count.
     let layout = CpuBackend::layout(sizes, page_tokens, KvDtype::F16)?;
     Ok(PageShape::new(layout, format)?)
+}
+
+/// Bytes of a device that a backend takes beside its pages at most, as far as is known before: the
+/// workspace of the library, and graphs. Activations and logits are not among them.
+#[must_use]
+pub fn bytes_beside_pages(config: &CudaBackendConfig) -> u64 {
+    let graphs = if config.graphs > 0 {
+        graphs::BYTES_MAX
+    } else {
+        0
+    };
+    let workspace = if config.library && config.numerics == Numerics::Fast {
+        ProductLibrary::workspace_bytes()
+    } else {
+        0
+    };
+    workspace + graphs * u64::from(config.max_in_flight.clamp(1, 2))
 }
 
 /// Loads the model of a file onto a device.

@@ -322,7 +322,7 @@ fn pages_of_eight_bits_come_back_from_host_as_they_went() {
         };
         let service = Service::start(&tiny::file("llama"), with(DeviceChoice::Cuda(0))).unwrap();
         let numerics = &service.model_info().numerics_id;
-        assert_eq!(*numerics, format!("cuda-sm80-fast/kv-{name}"));
+        assert_eq!(*numerics, format!("cuda-sm80-fast-lt120900/kv-{name}"));
         let texts: Vec<_> = (1..10)
             .map(|seed| ask(&service, Submission::new(prompt(seed, 17 + seed), 4)).0)
             .collect();
@@ -354,7 +354,7 @@ fn auto_takes_the_devices_and_each_replica_has_its_own() {
     // The mock has two devices.
     assert_eq!(
         numerics(DeviceChoice::Auto, 2).unwrap(),
-        "cuda-sm80-fast/kv-f32"
+        "cuda-sm80-fast-lt120900/kv-f32"
     );
     assert!(!numerics(DeviceChoice::Auto, 3).unwrap().starts_with("cuda"));
     let error = numerics(DeviceChoice::Cuda(1), 2).unwrap_err().to_string();
@@ -402,7 +402,7 @@ fn a_call_that_fails_fails_its_requests_and_the_server_lives() {
     assert!(expected.is_some());
     until(&service, |cache| cache.copies_under_way == 0);
     // A prime, so that every kind of call comes up.
-    let every = if every_call() { 1 } else { 29 };
+    let every = if every_call() { 1 } else { 11 };
     let (mut failed, mut answered) = (0, 0);
     let mut calls = std::collections::BTreeSet::new();
     let mut n = 1;
@@ -452,7 +452,7 @@ fn a_start_that_fails_gives_everything_back() {
     let mock = Mock::new();
     let start = || Service::start(&tiny::file("llama"), config(DeviceChoice::Cuda(0)));
     drop(start().unwrap());
-    assert_eq!(mock.report().held(), [0; 8]);
+    assert_eq!(mock.report().held(), [0; 9]);
     let before = mock.report().calls;
     drop(start().unwrap());
     let calls = mock.report().calls - before;

@@ -167,7 +167,7 @@ fn texts_are_those_of_the_cpu_with_graphs_and_without() {
             }
         }
     }
-    assert_eq!(mock.report().held(), [0; 8]);
+    assert_eq!(mock.report().held(), [0; 9]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! One pass of all tokens of a step through all layers, queued on the stream.
 
 use rootstock_kernels::cuda::{
-    AttentionCall, CudaError, Device, DeviceBuffer, NormCall, Numerics, ProductCall, StoreCall,
-    Stream,
+    AttentionCall, CudaError, Device, DeviceBuffer, NormCall, Numerics, ProductCall,
+    ProductLibrary, StoreCall, Stream,
 };
 
 use super::CudaBackend;
@@ -114,7 +114,8 @@ impl CudaBackend {
             picks: false,
         };
         general.rms_norm(stream, batch, &norm, &w.x, &mut w.h)?;
-        let call = |linear, x| product(linear, x, slot, self.numerics, false);
+        let library = self.library.as_ref();
+        let call = |linear, x| product(linear, x, slot, self.numerics, library, false);
         general.product(stream, &call(&layer.q, &w.h), &mut w.q)?;
         general.product(stream, &call(&layer.k, &w.h), &mut w.k)?;
         general.product(stream, &call(&layer.v, &w.h), &mut w.v)?;
@@ -144,7 +145,7 @@ impl CudaBackend {
             partial: &mut w.partial,
         };
         self.attention.attend(stream, &mut call)?;
-        let out = product(&layer.attn_out, &w.att, slot, self.numerics, true);
+        let out = product(&layer.attn_out, &w.att, slot, self.numerics, library, true);
         general.product(stream, &out, &mut w.x)
     }
 
@@ -162,6 +163,7 @@ impl CudaBackend {
         };
         let config = self.model.config();
         let (general, numerics) = (&self.general, self.numerics);
+        let library = self.library.as_ref();
         let w = &mut self.work;
         let norm = NormCall {
             weight: ffn_norm,
@@ -169,13 +171,13 @@ impl CudaBackend {
             picks: false,
         };
         general.rms_norm(stream, &slot.batch, &norm, &w.x, &mut w.h)?;
-        let to_gate = product(gate, &w.h, slot, numerics, false);
+        let to_gate = product(gate, &w.h, slot, numerics, library, false);
         general.product(stream, &to_gate, &mut w.gate)?;
-        let to_up = product(up, &w.h, slot, numerics, false);
+        let to_up = product(up, &w.h, slot, numerics, library, false);
         general.product(stream, &to_up, &mut w.up)?;
         let count = slot.batch.tokens() as usize * config.ffn as usize;
         general.silu_mul(stream, &mut w.gate, &w.up, count)?;
-        let back = product(down, &w.gate, slot, numerics, true);
+        let back = product(down, &w.gate, slot, numerics, library, true);
         general.product(stream, &back, &mut w.x)
     }
 
@@ -202,6 +204,7 @@ impl CudaBackend {
             bias: None,
             add: false,
             numerics: self.numerics,
+            library: self.library.as_ref(),
         };
         self.general.product(stream, &call, &mut slot.logits)
     }
@@ -212,6 +215,7 @@ fn product<'a>(
     x: &'a DeviceBuffer<f32>,
     slot: &Slot,
     numerics: Numerics,
+    library: Option<&'a ProductLibrary>,
     add: bool,
 ) -> ProductCall<'a> {
     ProductCall {
@@ -221,6 +225,7 @@ fn product<'a>(
         bias: linear.bias.as_ref(),
         add,
         numerics,
+        library,
     }
 }
 

@@ -19,7 +19,7 @@ const SIZES: [u32; 14] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256
 
 /// Device memory that the graphs of one step in flight may take: of what is left free beside the
 /// pages.
-const BYTES_MAX: u64 = 128 << 20;
+pub(super) const BYTES_MAX: u64 = 128 << 20;
 
 /// Steps of a kind before it is captured: the first one loads its kernels and grows the buffers.
 const SEEN_LEAST: u32 = 2;
@@ -168,6 +168,7 @@ impl CudaBackend {
         let mut places = vec![place];
         places.extend(slot.places());
         places.extend(self.work.places());
+        places.extend(self.library.iter().flat_map(|library| library.places()));
         match slot.graphs.way(kind, &places) {
             Way::Launch(graph) => return graph.launch(&stream),
             Way::Plain => {}

@@ -63,15 +63,7 @@ pub(super) fn start_on_cuda(
     for model in &models {
         free = free.min(model.device().memory()?.free_bytes);
     }
-    let config = ServiceConfig {
-        device: DeviceChoice::Cuda(first),
-        device_pages: Some(device_pages(&config, page_bytes, free)?),
-        ..config
-    };
-    let tiers = config.pages(page_bytes, model.weight_bytes())?;
-    let identity = ModelIdentity::of(file, &config, sizes, model.weight_bytes());
     let settings = CudaBackendConfig {
-        pages: tiers.device,
         page_tokens: config.page_size,
         kv_format: format,
         max_in_flight: config.max_in_flight,
@@ -81,6 +73,18 @@ pub(super) fn start_on_cuda(
             Numerics::Fast
         },
         ..CudaBackendConfig::default()
+    };
+    let free = free.saturating_sub(cuda_backend::bytes_beside_pages(&settings));
+    let config = ServiceConfig {
+        device: DeviceChoice::Cuda(first),
+        device_pages: Some(device_pages(&config, page_bytes, free)?),
+        ..config
+    };
+    let tiers = config.pages(page_bytes, model.weight_bytes())?;
+    let identity = ModelIdentity::of(file, &config, sizes, model.weight_bytes());
+    let settings = CudaBackendConfig {
+        pages: tiers.device,
+        ..settings
     };
     let mut host = HostTier::new(shape.host_layout()?, tiers.host)?;
     let pinned = match &host.arena {
@@ -108,7 +112,8 @@ pub(super) fn start_on_cuda(
     Service::start_over(config.with(tiers), backends, identity, host)
 }
 
-/// Pages of each device, of which the fullest has `free` bytes.
+/// Pages of each device, of which the fullest has `free` bytes beside what graphs and products may
+/// take.
 fn device_pages(config: &ServiceConfig, page_bytes: u64, free: u64) -> Result<u32, EngineError> {
     let page_bytes = page_bytes.max(1);
     let count = |bytes: u64| u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX - 1);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rootstock::memory::{PageId, ReplicaId, StepId};
 use rootstock::radix::{CacheConfig, NamespaceId, NamespaceKey, PrefixCache, Token};
 use rootstock::scheduler::{RequestId, Row, RowInput, SampleSpec, SamplingParams, StepPlan};
-use rootstock_engine::gguf::{Gguf, GgufWriter};
+use rootstock_engine::gguf::{Gguf, GgufWriter, TensorType};
 
 pub const VOCAB: usize = 304;
 pub const DIM: usize = 64;
@@ -54,6 +54,18 @@ fn values(name: &str, len: usize) -> Vec<f32> {
 
 /// The writer of a tiny model; tests may add to it or leave things out.
 pub fn writer(family: &str, skip: &[&str]) -> GgufWriter {
+    let floats = |values: &[f32]| {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        (TensorType::F32, bytes.collect())
+    };
+    writer_of(family, skip, &floats)
+}
+
+/// A matrix in some type of a file.
+pub type Encoded = (TensorType, Vec<u8>);
+
+/// The same, with matrices in another type.
+pub fn writer_of(family: &str, skip: &[&str], matrix: &dyn Fn(&[f32]) -> Encoded) -> GgufWriter {
     let head_dim = if family == "qwen3" { 32 } else { DIM / HEADS };
     let key = |name: &str| format!("{family}.{name}");
     let mut file = GgufWriter::new()
@@ -83,7 +95,13 @@ pub fn writer(family: &str, skip: &[&str]) -> GgufWriter {
         if !skip.contains(&name.as_str()) {
             let len = shape.iter().product();
             let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim as u64).collect();
-            file = file.tensor_f32(&name, &dims, &values(&name, len));
+            let values = values(&name, len);
+            file = if dims.len() == 2 {
+                let (ty, bytes) = matrix(&values);
+                file.tensor(&name, &dims, ty, bytes)
+            } else {
+                file.tensor_f32(&name, &dims, &values)
+            };
         }
     }
     file

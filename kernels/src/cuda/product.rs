@@ -1,0 +1,284 @@
+//! Products with weight matrices: which kernel, or whether the library.
+//!
+//! Few tokens: a warp has two rows of weights and reads them once. Many: tensor cores, in an order
+//! of summation of their own, so only where [`Numerics::Fast`] allows it; from some number on by
+//! [`ProductLibrary`], where there is one.
+
+use super::args;
+use super::attention::{at_least, blocks, within};
+use super::batch::Numerics;
+use super::buffer::DeviceBuffer;
+use super::error::CudaError;
+use super::general::GeneralKernels;
+use super::launch::{Grid, launch};
+use super::library::{self, LIBRARY_LEAST, Operands, ProductLibrary, Shape};
+use super::stream::Stream;
+use crate::cpu::{GgmlType, KernelError, check_len, checked_area};
+
+/// Tokens from which on a product by tensor cores is quicker than rows one by one.
+const TILES_LEAST: u32 = 17;
+
+/// Dynamic shared memory of the tiled products: two tiles of 64 rows, 32 elements and padding.
+pub(super) const TILES_BYTES: u32 = 2 * 64 * 40 * 2;
+
+/// Element type of weights on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit IEEE floats.
+    F16,
+    /// 16-bit brain floats.
+    Bf16,
+}
+
+impl WeightType {
+    /// The type that keeps a file's weights: floats as they are, quantized ones as F16.
+    pub fn keeping(file: GgmlType) -> Self {
+        match file {
+            GgmlType::F32 => Self::F32,
+            GgmlType::Bf16 => Self::Bf16,
+            GgmlType::F16
+            | GgmlType::Q4_0
+            | GgmlType::Q4_1
+            | GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q8_0
+            | GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Q6K
+            | GgmlType::Iq4Nl => Self::F16,
+        }
+    }
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A weight matrix on a device.
+#[derive(Debug)]
+pub struct DeviceMatrix {
+    pub(super) bytes: DeviceBuffer<u8>,
+    pub(super) weight_type: WeightType,
+    pub(super) rows: u32,
+    pub(super) cols: u32,
+}
+
+impl DeviceMatrix {
+    /// Rows: the width of the output.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Columns: the width of the input.
+    pub fn cols(&self) -> u32 {
+        self.cols
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Inputs of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductCall<'a> {
+    /// The weights.
+    pub matrix: &'a DeviceMatrix,
+    /// `[n][cols]`.
+    pub x: &'a DeviceBuffer<f32>,
+    /// Rows of `x`.
+    pub n: u32,
+    /// `[rows]`.
+    pub bias: Option<&'a DeviceBuffer<f32>>,
+    /// The result is added to what is there.
+    pub add: bool,
+    /// Whether a large `n` may take another order of summation.
+    pub numerics: Numerics,
+    /// What computes large products, where it may; None: our own kernels.
+    pub library: Option<&'a ProductLibrary>,
+}
+
+impl GeneralKernels {
+    /// Uploads a weight matrix and brings it into the type the products read.
+    ///
+    /// # Errors
+    /// Bytes that do not match the shape, columns that are no multiple of 8; no memory.
+    pub fn matrix(
+        &self,
+        stream: &Stream,
+        ggml_type: GgmlType,
+        rows: u32,
+        cols: u32,
+        bytes: &[u8],
+    ) -> Result<DeviceMatrix, CudaError> {
+        let (r, c) = (rows as usize, cols as usize);
+        if rows == 0 || cols == 0 {
+            return Err(KernelError::EmptyMatrix { rows: r, cols: c }.into());
+        }
+        if !cols.is_multiple_of(8) {
+            return Err(KernelError::RowNotBlocks {
+                ggml_type: ggml_type.name(),
+                cols: c,
+                block_len: 8,
+            }
+            .into());
+        }
+        let wanted = checked_area("matrix", r, ggml_type.row_bytes(c)?)?;
+        check_len("bytes of a matrix", bytes.len(), wanted)?;
+        let weight_type = WeightType::keeping(ggml_type);
+        let raw = stream.upload_now(bytes, "weights")?;
+        let plain = ggml_type.block_len() == 1;
+        let bytes = if plain {
+            raw
+        } else {
+            let count = checked_area("matrix", r, c)?;
+            let len = checked_area("matrix", count, weight_type.bytes())?;
+            let mut out = DeviceBuffer::new(stream.device(), len, "weights")?;
+            self.dequantize(stream, ggml_type, &raw, weight_type, &mut out)?;
+            stream.synchronize()?;
+            out
+        };
+        Ok(DeviceMatrix {
+            bytes,
+            weight_type,
+            rows,
+            cols,
+        })
+    }
+
+    /// Values of the blocks of a file, as elements of `out_type` that fill `out`.
+    ///
+    /// # Errors
+    /// Lengths that do not fit, or the driver refuses.
+    pub fn dequantize(
+        &self,
+        stream: &Stream,
+        ggml_type: GgmlType,
+        blocks_in: &DeviceBuffer<u8>,
+        out_type: WeightType,
+        out: &mut DeviceBuffer<u8>,
+    ) -> Result<(), CudaError> {
+        let count = out.len() / out_type.bytes();
+        check_len(
+            "bytes to dequantize",
+            blocks_in.len(),
+            ggml_type.row_bytes(count)?,
+        )?;
+        let args = args::Dequantize {
+            blocks: blocks_in.address(),
+            out: out.address(),
+            count: count as u64,
+            ggml_type: ggml_type.id(),
+            out_type: out_type.number(),
+        };
+        let grid = Grid::line(blocks("dequantize", count as u64, 256)?, 256);
+        launch(stream, "dequantize", &self.dequantize, grid, &args)
+    }
+
+    /// `out[i] = matrix x[i] + bias` for `n` rows, added to what `out` holds if `add`.
+    ///
+    /// # Errors
+    /// Lengths that do not fit, or the driver refuses.
+    pub fn product(
+        &self,
+        stream: &Stream,
+        call: &ProductCall<'_>,
+        out: &mut DeviceBuffer<f32>,
+    ) -> Result<(), CudaError> {
+        let (matrix, n) = (call.matrix, call.n);
+        let (rows, cols) = (matrix.rows as usize, matrix.cols as usize);
+        at_least("product input", call.x.len(), n as usize * cols)?;
+        at_least("product output", out.len(), n as usize * rows)?;
+        if let Some(bias) = call.bias {
+            check_len("bias", bias.len(), rows)?;
+        }
+        let args = args::Product {
+            weights: matrix.bytes.address(),
+            x: call.x.address(),
+            out: out.address(),
+            bias: call.bias.map_or(0, DeviceBuffer::address),
+            n,
+            rows: matrix.rows,
+            cols: matrix.cols,
+            add: u32::from(call.add),
+        };
+        let tiled = call.numerics == Numerics::Fast && n >= TILES_LEAST;
+        if tiled && self.by_library(stream, call, &args)? {
+            return Ok(());
+        }
+        let [rows_f32, rows_f16, rows_bf16] = &self.product_rows;
+        let [tiles_f16, tiles_bf16] = &self.product_tiles;
+        let (kernel, a_block, tokens) = match (matrix.weight_type, tiled) {
+            (WeightType::F32, _) => (rows_f32, 8, 8),
+            (WeightType::F16, false) => (rows_f16, 8, 8),
+            (WeightType::Bf16, false) => (rows_bf16, 8, 8),
+            (WeightType::F16, true) => (tiles_f16, 64, 64),
+            (WeightType::Bf16, true) => (tiles_bf16, 64, 64),
+        };
+        let grid = Grid {
+            x: matrix.rows.div_ceil(a_block),
+            y: within("tokens of a product", n.div_ceil(tokens), 65_535)?,
+            z: 1,
+            threads: 128,
+        };
+        launch(stream, "product", kernel, grid, &args)
+    }
+
+    /// A product by the library; false: it does not take this one.
+    fn by_library(
+        &self,
+        stream: &Stream,
+        call: &ProductCall<'_>,
+        args: &args::Product,
+    ) -> Result<bool, CudaError> {
+        let (Some(library), Some(brain)) = (call.library, library::brain(call.matrix.weight_type))
+        else {
+            return Ok(false);
+        };
+        let shape = Shape {
+            rows: args.rows,
+            cols: args.cols,
+            n: args.n,
+            brain,
+            bias: args.bias != 0,
+        };
+        if args.n < LIBRARY_LEAST || !library.knows(shape, args.bias) {
+            return Ok(false);
+        }
+        let count = args.n as usize * args.cols as usize;
+        let Ok(x) = library.room(count) else {
+            return Ok(false);
+        };
+        let narrow = args::Narrow {
+            x: args.x,
+            out: x,
+            count: count as u64,
+            weight_type: call.matrix.weight_type.number(),
+        };
+        let grid = Grid::line(blocks("narrow", count as u64, 8 * 256)?, 256);
+        launch(stream, "narrow", &self.narrow, grid, &narrow)?;
+        let operands = Operands {
+            weights: args.weights,
+            x,
+            out: args.out,
+            bias: args.bias,
+            add: args.add != 0,
+        };
+        Ok(library.product(stream, shape, &operands))
+    }
+}
