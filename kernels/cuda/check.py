@@ -25,8 +25,11 @@ ARCHES = (80, 90, 100)
 DIMS = (64, 80, 96, 128, 256)
 TYPES = ("f32", "f16", "bf16", "e4m3", "int8")
 BYTES = (4, 2, 2, 1, 1)
-GENERAL = ("prelude.cu", "general.cu", "dequantize.cu", "sample.cu")
+GENERAL = ("prelude.cu", "blocks.cu", "general.cu", "dequantize.cu", "sample.cu")
 ATTENTION = ("prelude.cu", "attention.cu")
+# Of a weight in blocks.
+BLOCK_BYTES = {"q4_0": 18 / 32, "q4_1": 20 / 32, "q8_0": 34 / 32}
+BLOCK_BYTES |= {"q4_k": 144 / 256, "q6_k": 210 / 256}
 # Of the prebuilt code, so that drivers from CUDA 11.4 on take it.
 PTX_VERSION = "7.4"
 # Of an SM: registers, threads, shared memory a block can be given, blocks.
@@ -176,17 +179,21 @@ def traffic(kernel, dim, number):
     rows, cols, tokens = 14336, 4096, 512
     if kernel.startswith("product_rows"):
         # One token; two rows of weights a warp, each warp asks for the token.
-        bytes_ = 4 if kernel.endswith("f32") else 2
+        bytes_ = {"f32": 4, "f16": 2, "bf16": 2}.get(kernel.removeprefix("product_rows_"))
+        if bytes_ is None:
+            bytes_ = BLOCK_BYTES[kernel.removeprefix("product_rows_")]
         least = rows * cols * bytes_ + (rows + cols) * 4
         return rows * cols * bytes_ + rows // 2 * cols * 4 + rows * 4, least
     if kernel.startswith("product_tiles"):
         # Tiles of 64 rows and 64 tokens.
-        tiles = rows // 64 * (tokens // 64) * 64 * cols * (2 + 4)
+        bytes_ = BLOCK_BYTES.get(kernel.removeprefix("product_tiles_"), 2)
+        tiles = int(rows // 64 * (tokens // 64) * 64 * cols * (bytes_ + 4))
         out = rows * tokens * 4
-        return tiles + out, rows * cols * 2 + cols * tokens * 4 + out
+        return tiles + out, rows * cols * bytes_ + cols * tokens * 4 + out
     # The norm reads its row twice; the others touch each byte once.
     once = {"rms_norm": (12, 8), "silu_mul": (12, 12), "embed": (6, 6)}
-    once |= {"pages_gather": (2, 2), "pages_scatter": (2, 2), "feed": (16, 16), "narrow": (6, 6)}
+    once |= {"pages_gather": (2, 2), "pages_scatter": (2, 2), "feed": (16, 16)}
+    once |= {"narrow": (6, 6), "take_apart": (2, 2)}
     return once.get(kernel)
 
 

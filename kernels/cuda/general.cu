@@ -62,6 +62,27 @@ KERNEL(embed, EmbedArgs, 256) {
         a.out[(u64)blockIdx.x * a.width + i] = weight_at(a.table, a.type, row * a.width + i);
 }
 
+// The same with the table in blocks, whose type is that of the file.
+template <u32 TYPE> DEVICE void embed_row(const EmbedArgs& a, u64 row) {
+    for (u32 i = threadIdx.x * 8; i < a.width; i += 256 * 8) {
+        float wide[8];
+        eight_of<TYPE>(a.table, a.vocab, a.width, row, i, wide);
+        float* out = a.out + (u64)blockIdx.x * a.width + i;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) out[j] = wide[j];
+    }
+}
+KERNEL(embed_blocks, EmbedArgs, 256) {
+    const u64 row = min(a.tokens[blockIdx.x], a.vocab - 1);
+    switch (a.type) {
+        case 2: return embed_row<2>(a, row);
+        case 3: return embed_row<3>(a, row);
+        case 8: return embed_row<8>(a, row);
+        case 12: return embed_row<12>(a, row);
+        default: return embed_row<14>(a, row);
+    }
+}
+
 struct ProductArgs {
     const void* weights;  // [rows][cols]
     const float* x;       // [n][cols]
@@ -99,6 +120,18 @@ template <u32 TYPE> DEVICE void eight_weights(const void* weights, u64 at, float
         out[2 * i + 1] = TYPE == 1 ? f16_to_f32(high) : bf16_to_f32(high);
     }
 }
+template <u32 ROWS>
+DEVICE void product_sums(const ProductArgs& a, float (&sums)[ROWS][ROW_TOKENS], u32 lane, u32 row,
+                         u32 token, u32 tokens) {
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 i = 0; i < ROW_TOKENS; i++) {
+            const float sum = warp_sum(sums[r][i]);
+            if (lane == 0 && i < tokens && row + r < a.rows)
+                product_out(a, token + i, row + r, sum);
+        }
+}
 template <u32 TYPE> DEVICE void product_rows(const ProductArgs& a) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 row = (blockIdx.x * 4 + warp) * ROWS_A_WARP, token = blockIdx.y * ROW_TOKENS;
@@ -127,24 +160,77 @@ template <u32 TYPE> DEVICE void product_rows(const ProductArgs& a) {
                 for (u32 j = 0; j < 8; j++) sums[r][i] += weights[r][j] * x[j];
         }
     }
-#pragma unroll
-    for (u32 r = 0; r < ROWS_A_WARP; r++)
-#pragma unroll
-        for (u32 i = 0; i < ROW_TOKENS; i++) {
-            const float sum = warp_sum(sums[r][i]);
-            if (lane == 0 && i < tokens && row + r < a.rows)
-                product_out(a, token + i, row + r, sum);
-        }
+    product_sums(a, sums, lane, row, token, tokens);
 }
 KERNEL(product_rows_f32, ProductArgs, 128) { product_rows<0>(a); }
 KERNEL(product_rows_f16, ProductArgs, 128) { product_rows<1>(a); }
 KERNEL(product_rows_bf16, ProductArgs, 128) { product_rows<2>(a); }
 
-// 64 tokens by 64 rows by tensor cores, 32 columns at a time. Grid: rows, tokens.
+// The same with weights in blocks: a lane has a unit of each row.
+template <u32 TYPE> DEVICE void product_blocks(const ProductArgs& a) {
+    using F = Format<TYPE>;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 row = (blockIdx.x * 4 + warp) * ROWS_A_WARP, token = blockIdx.y * ROW_TOKENS;
+    if (row >= a.rows) return;
+    const u32 tokens = min(ROW_TOKENS, a.n - token), units = a.cols / 16;
+    const u8* heads = heads_of<TYPE>(a.weights, a.rows, a.cols);
+    float sums[ROWS_A_WARP][ROW_TOKENS];
+#pragma unroll
+    for (u32 r = 0; r < ROWS_A_WARP; r++)
+#pragma unroll
+        for (u32 i = 0; i < ROW_TOKENS; i++) sums[r][i] = 0.0f;
+    for (u32 at = lane; at < units; at += 32) {
+        const u32 block = at / F::UNITS, unit = at % F::UNITS;
+        float weights[ROWS_A_WARP][16];
+#pragma unroll
+        for (u32 r = 0; r < ROWS_A_WARP; r++) {
+            const u64 which = (u64)min(row + r, a.rows - 1) * (a.cols / F::BLOCK) + block;
+            const Unit it = unit_at<TYPE>((const u8*)a.weights + which * F::BODY, unit);
+            run_of<TYPE>(it, heads + which * F::HEAD, unit, 0, weights[r]);
+            run_of<TYPE>(it, heads + which * F::HEAD, unit, 1, weights[r] + 8);
+        }
+        const u64 column = block * F::BLOCK + unit_start<TYPE>(unit);
+#pragma unroll
+        for (u32 i = 0; i < ROW_TOKENS; i++) {
+            if (i >= tokens) continue;
+#pragma unroll
+            for (u32 run = 0; run < 2; run++) {
+                float x[8];
+                eight_weights<0>(a.x, (u64)(token + i) * a.cols + column + run * F::GAP, x);
+#pragma unroll
+                for (u32 r = 0; r < ROWS_A_WARP; r++)
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) sums[r][i] += weights[r][run * 8 + j] * x[j];
+            }
+        }
+    }
+    product_sums(a, sums, lane, row, token, tokens);
+}
+KERNEL(product_rows_q4_0, ProductArgs, 128) { product_blocks<2>(a); }
+KERNEL(product_rows_q4_1, ProductArgs, 128) { product_blocks<3>(a); }
+KERNEL(product_rows_q8_0, ProductArgs, 128) { product_blocks<8>(a); }
+KERNEL(product_rows_q4_k, ProductArgs, 128) { product_blocks<12>(a); }
+KERNEL(product_rows_q6_k, ProductArgs, 128) { product_blocks<14>(a); }
+
+// 64 tokens by 64 rows by tensor cores, 32 columns at a time; weights in blocks (BLOCKS: their
+// type) become halves on the way. Grid: rows, tokens.
 static constexpr u32 SIDE = 64;
 static constexpr u32 DEPTH = 32;
 static constexpr u32 DEPTH_PITCH = DEPTH + 8;
-template <u32 TYPE> DEVICE void product_tiles(const ProductArgs& a) {
+template <u32 BLOCKS> DEVICE uint4 eight_halves(const ProductArgs& a, u32 row, u32 col) {
+    if constexpr (BLOCKS == 0) {
+        return *(const uint4*)((const u16*)a.weights + (u64)row * a.cols + col);
+    } else {
+        float wide[8];
+        eight_of<BLOCKS>(a.weights, a.rows, a.cols, row, col, wide);
+        u32 words[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            words[i] = pack(f32_to_f16(wide[2 * i]), f32_to_f16(wide[2 * i + 1]));
+        return uint4{words[0], words[1], words[2], words[3]};
+    }
+}
+template <u32 TYPE, u32 BLOCKS = 0> DEVICE void product_tiles(const ProductArgs& a) {
     u16* x = (u16*)DYNAMIC_SHARED;
     u16* w = x + SIDE * DEPTH_PITCH;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -159,7 +245,7 @@ template <u32 TYPE> DEVICE void product_tiles(const ProductArgs& a) {
             const u32 line = item / (DEPTH / 8), at = item % (DEPTH / 8) * 8, col = begin + at;
             uint4 weights = {0, 0, 0, 0};
             if (row + line < a.rows && col < a.cols)
-                weights = *(const uint4*)((const u16*)a.weights + (u64)(row + line) * a.cols + col);
+                weights = eight_halves<BLOCKS>(a, row + line, col);
             *(uint4*)(w + line * DEPTH_PITCH + at) = weights;
             u32 words[4] = {0, 0, 0, 0};
             if (token + line < a.n && col < a.cols) {
@@ -197,6 +283,11 @@ template <u32 TYPE> DEVICE void product_tiles(const ProductArgs& a) {
 }
 KERNEL(product_tiles_f16, ProductArgs, 128) { product_tiles<1>(a); }
 KERNEL(product_tiles_bf16, ProductArgs, 128) { product_tiles<2>(a); }
+KERNEL(product_tiles_q4_0, ProductArgs, 128) { product_tiles<1, 2>(a); }
+KERNEL(product_tiles_q4_1, ProductArgs, 128) { product_tiles<1, 3>(a); }
+KERNEL(product_tiles_q8_0, ProductArgs, 128) { product_tiles<1, 8>(a); }
+KERNEL(product_tiles_q4_k, ProductArgs, 128) { product_tiles<1, 12>(a); }
+KERNEL(product_tiles_q6_k, ProductArgs, 128) { product_tiles<1, 14>(a); }
 
 // Copies of pages: whole layers of pages that lie apart, to one buffer without gaps and back.
 struct PagesArgs {

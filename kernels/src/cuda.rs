@@ -12,6 +12,7 @@
 //! | `graph` | launches captured once and started by one call |
 //! | `pages`, `batch` | the pool of pages, and the tokens of a step |
 //! | `attention`, `general`, `product` | one checked function a kernel |
+//! | `blocks` | quantized weights as a file has them |
 //! | `library` | cuBLASLt, for products with many tokens |
 //! | `copies` | pages to and from the host tier, beside the steps |
 //! | `measure` | how fast all of it is on the device at hand |
@@ -23,6 +24,7 @@
 mod args;
 mod attention;
 mod batch;
+mod blocks;
 mod buffer;
 mod copies;
 mod device;

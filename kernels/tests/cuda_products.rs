@@ -1,6 +1,6 @@
-//! Products with weight matrices, emulated, through the Rust host path: rows, tiles and the library
-//! over random shapes against sums in 64 bits, equal bits whatever the number of rows, and planted
-//! faults.
+//! Products with weight matrices, emulated, through the Rust host path: rows, tiles and the
+//! library, with floats and with weights in blocks, over random shapes against sums in 64 bits,
+//! equal bits whatever the number of rows, and planted faults.
 #![expect(
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
@@ -18,11 +18,13 @@ mod weights;
 
 use case::{Rng, cases, largest};
 use mock::{Fault, Mock, Outcome, Variant, catch_all, on_mock, outcome_with};
-use rootstock_kernels::GgmlType;
 use rootstock_kernels::cuda::{
-    Device, DeviceBuffer, GeneralKernels, Numerics, ProductCall, ProductLibrary, Stream,
+    Batch, BatchRows, Device, DeviceBuffer, DevicePages, GeneralKernels, KvFormat, Numerics,
+    PageShape, ProductCall, ProductLibrary, Stream,
 };
-use weights::rounded;
+use rootstock_kernels::{GgmlType, KvRow};
+use rootstock_memory::{KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
+use weights::{random_blocks, rounded};
 
 const GENERAL: Variant = Variant {
     head_dims: &[],
@@ -81,9 +83,20 @@ fn products_over_random_shapes_are_the_reference() {
         (GgmlType::F32, By::Rows, 5e-6),
         (GgmlType::F16, By::Rows, 5e-6),
         (GgmlType::Bf16, By::Rows, 5e-6),
+        (GgmlType::Q4_0, By::Rows, 5e-6),
+        (GgmlType::Q4_1, By::Rows, 5e-6),
+        (GgmlType::Q8_0, By::Rows, 5e-6),
+        (GgmlType::Q4K, By::Rows, 5e-6),
+        (GgmlType::Q6K, By::Rows, 5e-6),
         // Here x is rounded to the weights' type.
         (GgmlType::F16, By::Tiles, 2e-3),
         (GgmlType::Bf16, By::Tiles, 2e-2),
+        // And weights to F16.
+        (GgmlType::Q4_0, By::Tiles, 4e-3),
+        (GgmlType::Q4_1, By::Tiles, 4e-3),
+        (GgmlType::Q8_0, By::Tiles, 4e-3),
+        (GgmlType::Q4K, By::Tiles, 4e-3),
+        (GgmlType::Q6K, By::Tiles, 4e-3),
         (GgmlType::F16, By::Library, 2e-3),
         (GgmlType::Bf16, By::Library, 2e-2),
     ] {
@@ -108,8 +121,18 @@ fn product_error(rig: &Rig, rng: &mut Rng, ty: GgmlType, by: By) -> f32 {
         By::Library => (rng.pick(&[32, 33, 64, 65]), Numerics::Fast),
         By::Rows => (rng.pick(&[1, 2, 7, 8, 9, 16, 17]), Numerics::Invariant),
     };
-    let (rows, cols) = (1 + rng.below(90), 8 * (1 + rng.below(20)));
-    let (bytes, weights) = rounded(&rng.normals((rows * cols) as usize), ty);
+    let block = ty.block_len() as u32;
+    let cols = match block {
+        1 => 8 * (1 + rng.below(20)),
+        32 => 32 * (1 + rng.below(40)),
+        _ => block * (1 + rng.below(6)),
+    };
+    let rows = 1 + rng.below(90);
+    let (bytes, weights) = if block == 1 {
+        rounded(&rng.normals((rows * cols) as usize), ty)
+    } else {
+        random_blocks(rng, (rows * cols) as usize, ty)
+    };
     let x = rng.normals((n * cols) as usize);
     let bias = rng.normals(rows as usize);
     let before = rng.normals((n * rows) as usize);
@@ -187,17 +210,85 @@ fn a_product_has_the_same_bits_whatever_the_number_of_rows() {
     }
 }
 
-/// The test above under the sanitizers, with fewer cases: they cost ten times as much there.
+#[test]
+fn blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit() {
+    if !on_mock(
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+        &GENERAL,
+    ) {
+        return;
+    }
+    let rig = Rig::new();
+    let layout = KvLayout::new(LayoutSpec {
+        order: LayoutOrder::PageFirst,
+        page_tokens: 16,
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        dtype: KvDtype::F16,
+    });
+    let shape = PageShape::new(layout.unwrap(), KvFormat::F16).unwrap();
+    let pages = DevicePages::new(&rig.device, shape, 2).unwrap();
+    for seed in 0..5 * cases() {
+        let rng = &mut Rng(seed);
+        let ty = BLOCKS[seed as usize % 5];
+        let (vocab, width) = (20, ty.block_len() as u32 * (1 + rng.below(9)));
+        let (bytes, values) = random_blocks(rng, (vocab * width) as usize, ty);
+        let table = rig.kernels.matrix(&rig.stream, ty, vocab, width, &bytes);
+        let table = table.unwrap();
+        assert_eq!(table.bytes(), bytes.len(), "{ty:?}");
+        let tokens: Vec<u32> = (0..5).map(|_| rng.below(vocab)).collect();
+        let row = KvRow {
+            first_pos: 0,
+            len: 5,
+            pages: &[PageId::new(1)],
+        };
+        let given = BatchRows {
+            tokens: &tokens,
+            rows: &[row],
+            picks: &[],
+            feed: &[],
+        };
+        let mut batch = Batch::new(&rig.device, Numerics::Fast).unwrap();
+        batch.set(&rig.stream, &pages, &given).unwrap();
+        let mut out = rig.room(5 * width as usize);
+        rig.kernels
+            .embed(&rig.stream, &batch, &table, &mut out)
+            .unwrap();
+        let row = |at: u32| values[(at * width) as usize..((at + 1) * width) as usize].to_vec();
+        let expected: Vec<f32> = tokens.iter().flat_map(|token| row(*token)).collect();
+        assert!(rig.down(&out) == expected, "seed {seed} {ty:?}");
+    }
+    println!(
+        "\n    | take_apart, embed_blocks | five formats | {} each | equal |",
+        cases()
+    );
+}
+
+/// Formats whose blocks stay as they are.
+const BLOCKS: [GgmlType; 5] = [
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q8_0,
+    GgmlType::Q4K,
+    GgmlType::Q6K,
+];
+
+/// The tests above under the sanitizers, with fewer cases: they cost ten times as much there.
 #[test]
 fn no_product_reads_or_writes_beyond_its_memory() {
     let checked = Variant {
         sanitized: true,
         ..GENERAL
     };
-    let test = "products_over_random_shapes_are_the_reference";
-    match outcome_with(test, &checked, &[("EMULATED_CASES", "2")]) {
-        Outcome::NotRun => {}
-        outcome => assert_eq!(outcome, Outcome::Passed, "{test}"),
+    for test in [
+        "products_over_random_shapes_are_the_reference",
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+    ] {
+        match outcome_with(test, &checked, &[("EMULATED_CASES", "2")]) {
+            Outcome::NotRun => return,
+            outcome => assert_eq!(outcome, Outcome::Passed, "{test}"),
+        }
     }
 }
 
@@ -261,6 +352,51 @@ const FAULTS: &[(&str, Fault)] = &[
             file: "general.cu",
             from: "words[i] = a.type == 1 ? pack",
             to: "words[i] = a.type == 2 ? pack",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "the second run of a unit is multiplied by its neighbors",
+            file: "general.cu",
+            from: "column + run * F::GAP, x);",
+            to: "column + run * 8, x);",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "a block has the head of the next one",
+            file: "general.cu",
+            from: "run_of<TYPE>(it, heads + which * F::HEAD, unit, 1, weights[r] + 8);",
+            to: "run_of<TYPE>(it, heads + (which + 1) * F::HEAD, unit, 1, weights[r] + 8);",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "the units of a row end one early",
+            file: "general.cu",
+            from: "units = a.cols / 16;",
+            to: "units = a.cols / 16 - 1;",
+        },
+    ),
+    (
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+        Fault {
+            name: "the high bits of Q6_K are those of the other half",
+            file: "blocks.cu",
+            from: "unit / 8 * 32 + unit % 4 * 8);",
+            to: "unit % 4 * 8);",
+        },
+    ),
+    (
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+        Fault {
+            name: "heads are taken from behind the body where they are before it",
+            file: "blocks.cu",
+            from: "a.head_first ? at < head : at >= a.body",
+            to: "at >= a.body",
         },
     ),
 ];

@@ -129,6 +129,19 @@ pub(super) struct Narrow {
     pub(super) weight_type: u32,
 }
 
+/// `ApartArgs`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Apart {
+    pub(super) blocks: u64,
+    pub(super) bodies: u64,
+    pub(super) heads: u64,
+    pub(super) count: u64,
+    pub(super) block: u32,
+    pub(super) body: u32,
+    pub(super) head_first: u32,
+}
+
 /// `PagesArgs`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -184,6 +197,7 @@ impl Args for Silu {}
 impl Args for Embed {}
 impl Args for Product {}
 impl Args for Narrow {}
+impl Args for Apart {}
 impl Args for Pages {}
 impl Args for Feed {}
 impl Args for Dequantize {}

@@ -6,13 +6,14 @@ use std::path::Path;
 use super::args;
 use super::attention::{at_least, blocks};
 use super::batch::Batch;
+use super::blocks::BlockKernels;
 use super::buffer::DeviceBuffer;
 use super::device::Device;
 use super::error::CudaError;
 use super::launch::{Grid, launch};
 use super::module::{CodeOrigin, Kernel, Module, ModuleSpec};
 use super::pages::DevicePages;
-use super::product::{DeviceMatrix, TILES_BYTES};
+use super::product::{DeviceMatrix, Held, TILES_BYTES};
 use super::stream::Stream;
 use crate::cpu::{KernelError, check_len};
 
@@ -50,6 +51,7 @@ pub struct GeneralKernels {
     pub(super) product_rows: [Kernel; 3],
     pub(super) product_tiles: [Kernel; 2],
     pub(super) narrow: Kernel,
+    pub(super) blocks: BlockKernels,
     gather: Kernel,
     scatter: Kernel,
     feed: Kernel,
@@ -78,6 +80,7 @@ impl GeneralKernels {
                 module.kernel(c"product_tiles_bf16", TILES_BYTES)?,
             ],
             narrow: module.kernel(c"narrow", 0)?,
+            blocks: BlockKernels::load(&module, TILES_BYTES)?,
             gather: module.kernel(c"pages_gather", 0)?,
             scatter: module.kernel(c"pages_scatter", 0)?,
             feed: module.kernel(c"feed", 0)?,
@@ -164,15 +167,19 @@ impl GeneralKernels {
     ) -> Result<(), CudaError> {
         let n = batch.tokens();
         at_least("embedding", out.len(), n as usize * table.cols as usize)?;
+        let (kernel, weight_type) = match table.held {
+            Held::Plain(plain) => (&self.embed, plain.number()),
+            Held::Blocks(format) => (&self.blocks.embed, format.number),
+        };
         let args = args::Embed {
             table: table.bytes.address(),
             tokens: batch.tokens_at(),
             out: out.address(),
             width: table.cols,
-            weight_type: table.weight_type.number(),
+            weight_type,
             vocab: table.rows,
         };
-        launch(stream, "embed", &self.embed, Grid::line(n, 256), &args)
+        launch(stream, "embed", kernel, Grid::line(n, 256), &args)
     }
 
     /// Puts tokens that an earlier step drew to where this one reads them.

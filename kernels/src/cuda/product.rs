@@ -1,12 +1,14 @@
 //! Products with weight matrices: which kernel, or whether the library.
 //!
-//! Few tokens: a warp has two rows of weights and reads them once. Many: tensor cores, in an order
+//! Quantized weights of five formats stay in the file's blocks, the others become F16. Few tokens:
+//! a warp has two rows of weights and reads them once. Many: tensor cores, in an order
 //! of summation of their own, so only where [`Numerics::Fast`] allows it; from some number on by
 //! [`ProductLibrary`], where there is one.
 
 use super::args;
 use super::attention::{at_least, blocks, within};
 use super::batch::Numerics;
+use super::blocks::BlockFormat;
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::general::GeneralKernels;
@@ -33,7 +35,8 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// The type that keeps a file's weights: floats as they are, quantized ones as F16.
+    /// The floats for a file's weights: its own, and F16 for quantized ones that do not stay in
+    /// their blocks.
     pub fn keeping(file: GgmlType) -> Self {
         match file {
             GgmlType::F32 => Self::F32,
@@ -68,11 +71,18 @@ impl WeightType {
     }
 }
 
+/// How a matrix keeps its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Plain(WeightType),
+    Blocks(BlockFormat),
+}
+
 /// A weight matrix on a device.
 #[derive(Debug)]
 pub struct DeviceMatrix {
     pub(super) bytes: DeviceBuffer<u8>,
-    pub(super) weight_type: WeightType,
+    pub(super) held: Held,
     pub(super) rows: u32,
     pub(super) cols: u32,
 }
@@ -140,22 +150,25 @@ impl GeneralKernels {
         }
         let wanted = checked_area("matrix", r, ggml_type.row_bytes(c)?)?;
         check_len("bytes of a matrix", bytes.len(), wanted)?;
-        let weight_type = WeightType::keeping(ggml_type);
         let raw = stream.upload_now(bytes, "weights")?;
-        let plain = ggml_type.block_len() == 1;
-        let bytes = if plain {
-            raw
+        let plain = WeightType::keeping(ggml_type);
+        let (held, bytes) = if let Some(format) = BlockFormat::of(ggml_type) {
+            let device = stream.device();
+            let out = self.blocks.take_apart(stream, device, format, &raw)?;
+            (Held::Blocks(format), out)
+        } else if ggml_type.block_len() == 1 {
+            (Held::Plain(plain), raw)
         } else {
             let count = checked_area("matrix", r, c)?;
-            let len = checked_area("matrix", count, weight_type.bytes())?;
+            let len = checked_area("matrix", count, plain.bytes())?;
             let mut out = DeviceBuffer::new(stream.device(), len, "weights")?;
-            self.dequantize(stream, ggml_type, &raw, weight_type, &mut out)?;
+            self.dequantize(stream, ggml_type, &raw, plain, &mut out)?;
             stream.synchronize()?;
-            out
+            (Held::Plain(plain), out)
         };
         Ok(DeviceMatrix {
             bytes,
-            weight_type,
+            held,
             rows,
             cols,
         })
@@ -223,16 +236,23 @@ impl GeneralKernels {
         }
         let [rows_f32, rows_f16, rows_bf16] = &self.product_rows;
         let [tiles_f16, tiles_bf16] = &self.product_tiles;
-        let (kernel, a_block, tokens) = match (matrix.weight_type, tiled) {
-            (WeightType::F32, _) => (rows_f32, 8, 8),
-            (WeightType::F16, false) => (rows_f16, 8, 8),
-            (WeightType::Bf16, false) => (rows_bf16, 8, 8),
-            (WeightType::F16, true) => (tiles_f16, 64, 64),
-            (WeightType::Bf16, true) => (tiles_bf16, 64, 64),
+        let side = if tiled && matrix.held != Held::Plain(WeightType::F32) {
+            64
+        } else {
+            8
+        };
+        let kernel = match (matrix.held, tiled) {
+            (Held::Plain(WeightType::F32), _) => rows_f32,
+            (Held::Plain(WeightType::F16), false) => rows_f16,
+            (Held::Plain(WeightType::Bf16), false) => rows_bf16,
+            (Held::Plain(WeightType::F16), true) => tiles_f16,
+            (Held::Plain(WeightType::Bf16), true) => tiles_bf16,
+            (Held::Blocks(format), false) => &self.blocks.rows[format.index],
+            (Held::Blocks(format), true) => &self.blocks.tiles[format.index],
         };
         let grid = Grid {
-            x: matrix.rows.div_ceil(a_block),
-            y: within("tokens of a product", n.div_ceil(tokens), 65_535)?,
+            x: matrix.rows.div_ceil(side),
+            y: within("tokens of a product", n.div_ceil(side), 65_535)?,
             z: 1,
             threads: 128,
         };
@@ -246,8 +266,10 @@ impl GeneralKernels {
         call: &ProductCall<'_>,
         args: &args::Product,
     ) -> Result<bool, CudaError> {
-        let (Some(library), Some(brain)) = (call.library, library::brain(call.matrix.weight_type))
-        else {
+        let (Some(library), Held::Plain(weight_type)) = (call.library, call.matrix.held) else {
+            return Ok(false);
+        };
+        let Some(brain) = library::brain(weight_type) else {
             return Ok(false);
         };
         let shape = Shape {
@@ -268,7 +290,7 @@ impl GeneralKernels {
             x: args.x,
             out: x,
             count: count as u64,
-            weight_type: call.matrix.weight_type.number(),
+            weight_type: weight_type.number(),
         };
         let grid = Grid::line(blocks("narrow", count as u64, 8 * 256)?, 256);
         launch(stream, "narrow", &self.narrow, grid, &narrow)?;

@@ -499,7 +499,8 @@ fn numerics_id(
         (Numerics::Fast, Some(library)) => format!("fast-lt{}", library.version()),
     };
     let dtype = config.kv_format.name();
-    format!("cuda-sm{major}{minor}-{mode}/kv-{dtype}")
+    // 2: quantized weights are read as they are, not as F16.
+    format!("cuda2-sm{major}{minor}-{mode}/kv-{dtype}")
 }
 
 /// The pages of a model on a device.
