@@ -458,3 +458,64 @@ fn a_store_comes_and_goes_while_requests_run() {
         CacheError::StorageWithoutHost { storage_pages: 100 }
     );
 }
+
+/// Whatever the answers to the pages of a read are, only those before the first that is missing
+/// have arrived: what comes after it continues a prefix that is not there.
+#[test]
+fn after_the_first_page_that_did_not_arrive_none_counts() {
+    let stored = store(&mut Host::new(&config(8)), &tokens(0..8));
+    for answers in 0..16_u32 {
+        let mut new = restarted(8, &stored);
+        let plans = fetch(&mut new, &tokens(0..8));
+        let id = plans[0].id;
+        let pages: Vec<bool> = (0..4).map(|at| answers >> at & 1 == 1).collect();
+        let event = StoreEvent::Done { id, pages };
+        new.cache.store_event(event, new.now);
+        new.cache.check().unwrap();
+        let arrived = 2 * answers.trailing_ones();
+        assert_eq!(found(&mut new, &tokens(0..8)).1, arrived, "{answers:b}");
+        assert_eq!(new.cache.stats().tiers[1].in_transit, 0);
+        new.assert_idle();
+    }
+}
+
+/// What is brought up ahead takes its quarter of the device in all, not each time anew.
+#[test]
+fn prefetches_of_many_prefixes_share_one_quarter_of_the_device() {
+    let mut host = Host::new(&CacheConfig {
+        device_pages: vec![16],
+        ..config(32)
+    });
+    let prefixes: Vec<Vec<Token>> = (0..6)
+        .map(|n| tokens(100 * n..100 * n + 2 * (n + 1)))
+        .collect();
+    for prefix in &prefixes {
+        host.insert(prefix, 0);
+        copies(&mut host);
+        store_plans(&mut host)
+            .iter()
+            .for_each(|plan| done(&mut host, plan, usize::MAX));
+        host.evict_all();
+    }
+    for round in 0..6 {
+        for at in 0..prefixes.len() {
+            let target = Target::Prefix {
+                ns: host.ns,
+                tokens: prefixes[(round + at) % prefixes.len()].clone(),
+            };
+            let replica = Some(R0);
+            let action = Action::Prefetch { target, replica };
+            let before = host.cache.stats().tiers[0].in_transit;
+            let outcome = host.cache.act(TenantId(1), &action, host.now);
+            host.cache.check().unwrap();
+            let rising = host.cache.stats().tiers[0].in_transit;
+            assert!(rising <= 4, "{rising} of 16 pages are on their way up");
+            if let Outcome::Deferred { pages } = outcome {
+                assert_eq!(rising, before + pages);
+            }
+        }
+        assert_eq!(host.cache.stats().tiers[0].in_transit, 4);
+        copies(&mut host);
+    }
+    host.assert_idle();
+}

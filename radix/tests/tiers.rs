@@ -507,3 +507,34 @@ fn an_expired_pin_goes_behind_its_children_even_when_they_were_spent() {
     assert!(host.evict(2));
     assert_eq!((host.peek(&[1, 2, 3]), host.peek(&[9])), (2, 0));
 }
+
+/// A request goes on while a copy reads its last node. The copy brings what it was planned for,
+/// the request keeps what it adds, on whatever page the two meet and however the copy ends.
+#[test]
+fn a_request_extends_a_prefix_that_is_being_copied_down() {
+    for (first, more, ok) in (1..4).flat_map(|first| {
+        let ends = [true, false].into_iter();
+        ends.flat_map(move |ok| (1..4).map(move |more| (first, more, ok)))
+    }) {
+        let mut host = tiered(16, 16, WritePolicy::Back);
+        let mut lease = host.run(&tokens(0..first), 0);
+        let target = Target::Prefix {
+            ns: host.ns,
+            tokens: tokens(0..first),
+        };
+        let pages = first;
+        let outcome = host.cache.act(TENANT, &Action::Demote { target }, host.now);
+        assert_eq!(outcome, Outcome::Deferred { pages });
+        host.extend(&mut lease, &tokens(0..first + more), 0);
+        let own = host.pages(&lease);
+        assert_eq!(settle(&mut host, ok), pages as usize);
+        assert_eq!(host.pages(&lease), own, "a copy moves no page of a request");
+        assert_eq!(host_tier(&host).evictable, if ok { first } else { 0 });
+        host.end(lease);
+        settle(&mut host, true);
+        assert_eq!(host.hit(&tokens(0..first + more)), first + more);
+        room(&mut host, 16);
+        assert_eq!(on_host(&host, &tokens(0..first + more)), (0, first + more));
+        host.assert_idle();
+    }
+}

@@ -375,3 +375,45 @@ fn pages_that_the_newcomer_shares_with_a_victim_do_not_count_as_freed() {
     );
     assert!([peer, low, high].iter().all(|&id| world.said_all(id)));
 }
+
+// Faults C3 and C4 together: what a request has waited is not forgotten when it gives way.
+
+#[test]
+fn a_request_that_gave_way_has_the_age_of_all_its_waits() {
+    let order = |before_s: u64, after_s: u64| {
+        let one_seat = SchedulerConfig {
+            aging_s: 10.0,
+            max_running: 1,
+            ..config(16)
+        };
+        let mut world = World::new(64, one_seat);
+        let blocker = world.submit(&prompt(1, 5), 60, 0);
+        world.step();
+        let waiter = world.submit(&prompt(2, 5), 60, 0);
+        world.now += before_s * SECOND;
+        world.abort(blocker);
+        world.until_said(waiter, 2);
+        let urgent = world.submit(&prompt(3, 5), 60, 1);
+        assert_eq!(world.step()[0].0, urgent, "the waiter gives way");
+        // A tier above the waiter's, so that age alone puts the waiter before it.
+        let mut stricter = request(world.ns, &prompt(4, 5), 1);
+        stricter.hints.strict = 1;
+        let stricter = world.add(stricter);
+        world.now += after_s * SECOND;
+        world.abort(urgent);
+        let first = world.step()[0].0;
+        world.run_dry();
+        assert!(world.said_all(waiter) && world.said_all(stricter));
+        assert_eq!(world.usage(waiter).preemptions, 1);
+        (first == waiter, first == stricter)
+    };
+    let (waiter, stricter) = ((true, false), (false, true));
+    for (before_s, after_s) in [(1, 1), (8, 1), (1, 8), (0, 9)] {
+        let first = order(before_s, after_s);
+        assert_eq!(first, stricter, "{before_s} + {after_s} s");
+    }
+    for (before_s, after_s) in [(8, 3), (3, 8), (5, 6), (11, 0)] {
+        let first = order(before_s, after_s);
+        assert_eq!(first, waiter, "{before_s} + {after_s} s");
+    }
+}
