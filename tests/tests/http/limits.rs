@@ -1,7 +1,7 @@
 //! Limits of the HTTP side: sizes, counts, times. Each test has a small server of its own.
 
 use crate::client::Open;
-use crate::server::{ParrotSetup, Server};
+use crate::server::{ParrotSetup, Server, until};
 use rootstock_engine::service::ServiceConfig;
 use rootstock_server::app::ApiOptions;
 use rootstock_server::config::HttpLimits;
@@ -172,6 +172,61 @@ fn a_full_queue_is_429_with_a_wait() {
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     let wait: u32 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!(wait >= 1);
+    server.perch.open();
+    assert_eq!(running.answer().status, 200);
+    assert_eq!(queued.answer().json()["choices"][0]["text"], "queued");
+}
+
+/// Whoever is told to come back is told when, whatever API it speaks and why it is sent away.
+#[test]
+fn every_api_names_the_wait_with_a_full_queue_and_while_draining() {
+    let server = Server::parrot(ParrotSetup {
+        service: ServiceConfig {
+            max_running: 1,
+            max_queue: 1,
+            ..ServiceConfig::default()
+        },
+        ..ParrotSetup::default()
+    });
+    let mut running = Open::start(server.address);
+    running.post("/v1/completions", &completion("~a@"));
+    server.perch.until_holding();
+    let mut queued = Open::start(server.address);
+    queued.post("/v1/completions", &completion("~queued"));
+    server.until_stats(|stats| stats.admitted == 2);
+    let said = json!([{"role": "user", "content": "~late"}]);
+    let apis = [
+        ("/v1/completions", completion("~late")),
+        (
+            "/v1/chat/completions",
+            json!({"model": "m", "messages": said, "max_tokens": 9}),
+        ),
+        (
+            "/v1/messages",
+            json!({"model": "m", "messages": said, "max_tokens": 9}),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": "m", "input": "~late", "max_output_tokens": 9}),
+        ),
+    ];
+    let refused = |status: u16| {
+        for (route, body) in &apis {
+            for stream in [false, true] {
+                let mut body = body.clone();
+                body["stream"] = stream.into();
+                let answer = server.post(route, &body);
+                assert_eq!(answer.status, status, "{route}: {}", answer.body);
+                let wait = answer.header("retry-after").unwrap_or_default();
+                assert!(wait.parse().is_ok_and(|s: u32| s >= 1), "{route}: {wait:?}");
+                assert!(answer.json()["error"]["message"].is_string(), "{route}");
+            }
+        }
+    };
+    refused(429);
+    server.begin_drain();
+    until("the drain", || server.get("/ready").status == 503);
+    refused(503);
     server.perch.open();
     assert_eq!(running.answer().status, 200);
     assert_eq!(queued.answer().json()["choices"][0]["text"], "queued");
