@@ -80,6 +80,36 @@ fn an_abort_while_a_chunk_runs_leaves_nothing_of_it_matchable() {
     }
 }
 
+/// Whatever is in flight for a request when it is aborted, its pages belong to that step until the
+/// step has ended: nobody else computes onto them meanwhile.
+#[test]
+fn the_pages_of_an_aborted_request_go_to_nobody_before_its_steps_have_ended() {
+    for (launched, landed) in [1, 2].into_iter().flat_map(|n| (0..12).map(move |at| (n, at))) {
+        let config = SchedulerConfig {
+            max_in_flight: 3,
+            step_tokens: 16,
+            ..SchedulerConfig::default()
+        };
+        let mut world = World::new(9, config);
+        let first = world.submit(&prompt(1, 100), 20, 0);
+        for _ in 0..landed {
+            assert!(world.launch().is_some() && world.land().is_some());
+        }
+        while world.engine.in_flight() < launched && world.launch().is_some() {}
+        let out = world.engine.in_flight();
+        assert!(out > 0 && world.abort(first));
+        // It needs every page that there is.
+        let second = world.submit(&prompt(2, 140), 2, 0);
+        for left in (0..out).rev() {
+            assert_eq!(world.launch(), None, "{landed} landed, {left} to come");
+            world.land();
+        }
+        assert_eq!(world.step()[0], (second, 0, 16), "{landed} landed");
+        world.run_dry();
+        assert!(world.said_all(second));
+    }
+}
+
 #[test]
 fn an_abort_between_the_last_chunk_and_its_result_gives_no_token() {
     for in_flight in [1, 2] {
