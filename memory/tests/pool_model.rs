@@ -22,6 +22,8 @@ enum Op {
     StepDone(u64),
     Split(usize, usize),
     Merge(usize),
+    SplitPromise(usize, u32),
+    MergePromise(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -34,6 +36,8 @@ fn op() -> impl Strategy<Value = Op> {
         (0..8_u64).prop_map(Op::StepDone),
         (any::<usize>(), any::<usize>()).prop_map(|(at, n)| Op::Split(at, n)),
         any::<usize>().prop_map(Op::Merge),
+        (any::<usize>(), any::<u32>()).prop_map(|(at, n)| Op::SplitPromise(at, n)),
+        any::<usize>().prop_map(Op::MergePromise),
     ]
 }
 
@@ -114,6 +118,25 @@ impl World {
                 {
                     let pages = self.owners.swap_remove(at);
                     self.owners[0].merge(pages);
+                }
+            }
+            Op::SplitPromise(at, n) => {
+                if let Some(at) = pick(at, self.reservations.len()) {
+                    let left = self.reservations[at].left();
+                    let n = n % (left + 1);
+                    let part = self.reservations[at].split_off(n);
+                    assert_eq!((self.reservations[at].left(), part.left()), (left - n, n));
+                    self.reservations.push(part);
+                }
+            }
+            Op::MergePromise(at) => {
+                if let Some(at) = pick(at, self.reservations.len())
+                    && self.reservations.len() > 1
+                {
+                    let part = self.reservations.swap_remove(at);
+                    let sum = self.reservations[0].left() + part.left();
+                    self.reservations[0].merge(part);
+                    assert_eq!(self.reservations[0].left(), sum);
                 }
             }
         }

@@ -9,11 +9,14 @@
 mod host;
 
 use host::{Host, R0};
-use rootstock_memory::CopyDone;
-use rootstock_radix::{CacheConfig, EventTier, KvEvent, NamespaceKey, PolicyKind, WritePolicy};
+use rootstock_memory::{CopyDone, TierId};
+use rootstock_radix::{
+    CacheConfig, EventTier, Key, KvEvent, NamespaceKey, PolicyKind, Probe, Token, WritePolicy,
+};
 use std::collections::BTreeSet;
 
 const DEVICE: EventTier = EventTier::Device(R0);
+const DEVICE_TIER: TierId = host::DEVICE;
 
 fn telling(max_events: u32, host_pages: u32) -> Host {
     let (page_tokens, write_policy) = (1, WritePolicy::Through);
@@ -137,4 +140,75 @@ fn a_consumer_that_does_not_fetch_learns_of_the_gap_and_can_start_over() {
     host.cache.dump_events(&mut dump);
     assert_eq!(dump.len(), 8);
     assert_eq!(events(&mut host), []);
+}
+
+/// Routers keep what a probe said for as long as the revision stays.
+#[test]
+fn the_revision_grows_whenever_a_probe_would_say_something_else() {
+    const TEXTS: [&[Token]; 4] = [&[1, 2, 3], &[1, 2, 9, 9], &[7, 8], &[1, 2]];
+    for max_events in [0, 100] {
+        let mut host = telling(max_events, 8);
+        let said = |host: &Host| {
+            let probe = |&tokens: &&[Token]| {
+                host.cache.probe(
+                    Key {
+                        ns: host.ns,
+                        tokens,
+                    },
+                    R0,
+                )
+            };
+            let probes: Vec<Probe> = TEXTS.iter().map(probe).collect();
+            (host.cache.revision(), probes)
+        };
+        let mut before = said(&host);
+        let mut changes = 0;
+        let mut compare = |host: &Host| {
+            let now = said(host);
+            assert!(now.0 >= before.0, "it never falls");
+            assert!(
+                now.0 > before.0 || now.1 == before.1,
+                "{before:?}, then {now:?}"
+            );
+            changes += u32::from(now.1 != before.1);
+            before = now;
+        };
+        for text in TEXTS {
+            host.insert(text, 0);
+            compare(&host);
+            let mut plans = std::mem::take(&mut host.plans);
+            host.cache.drain_copies(&mut plans);
+            for plan in plans {
+                let done = CopyDone {
+                    id: plan.id,
+                    ok: true,
+                };
+                host.cache.copy_done(done, host.now);
+                compare(&host);
+            }
+            let revision = host.cache.revision();
+            assert_eq!(host.hit(text) as usize, text.len());
+            assert_eq!(host.cache.revision(), revision, "a read of whole nodes");
+        }
+        for tier in [DEVICE_TIER, TierId::Host] {
+            for free in 1..=8 {
+                let _ = host.cache.make_room(tier, free, host.now);
+                compare(&host);
+            }
+        }
+        host.insert(TEXTS[0], 0);
+        compare(&host);
+        let mut plans = Vec::new();
+        host.cache.drain_copies(&mut plans);
+        for plan in plans {
+            let done = CopyDone {
+                id: plan.id,
+                ok: false,
+            };
+            host.cache.copy_done(done, host.now);
+        }
+        host.cache.flush(host.now).unwrap();
+        compare(&host);
+        assert!(changes >= 12, "{changes} of the steps change a probe");
+    }
 }

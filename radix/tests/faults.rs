@@ -5,9 +5,10 @@
 mod host;
 
 use host::{DEVICE, Host, R0};
-use rootstock_memory::StepId;
+use rootstock_memory::{ReplicaId, StepId};
 use rootstock_radix::{
-    CacheConfig, CacheError, Dedup, Fate, Key, NamespaceKey, PolicyKind, PrefixCache, SpanMeta,
+    Action, CacheConfig, CacheError, Dedup, Fate, Key, NamespaceKey, Outcome, PolicyKind,
+    PrefixCache, SpanMeta, Target, TenantId, Ttl,
 };
 
 #[test]
@@ -420,4 +421,91 @@ fn a_flush_is_refused_while_anything_is_in_use_and_then_empties_everything() {
     host.cache.flush(0).unwrap();
     assert_eq!((host.peek(&[1, 2, 3]), host.tier().free), (0, 10));
     host.assert_idle();
+}
+
+/// A long answer is one node, however many steps computed it: a page at a time would be a node each.
+#[test]
+fn what_one_request_computes_in_many_steps_is_one_node() {
+    let mut host = Host::of(1, 100);
+    let empty = host.cache.stats().nodes;
+    let all: Vec<u32> = (0..60).collect();
+    let mut lease = host.run(&all[..10], 0);
+    for len in 11..=60 {
+        host.extend(&mut lease, &all[..len], 0);
+    }
+    assert_eq!(host.cache.stats().nodes, empty + 1);
+    host.end(lease);
+    assert_eq!(host.hit(&all), 60);
+    assert_eq!(host.cache.stats().nodes, empty + 1);
+    // What another request has matched stays as it is.
+    let mut lease = host.run(&all, 0);
+    let longer: Vec<u32> = (0..70).collect();
+    host.extend(&mut lease, &longer, 0);
+    assert_eq!(host.cache.stats().nodes, empty + 2);
+    host.end(lease);
+    host.assert_idle();
+}
+
+/// Verbs reach over all nodes of a prefix, whatever a page is, and no further than its whole pages.
+#[test]
+fn verbs_reach_the_whole_pages_of_a_prefix_over_all_its_nodes() {
+    for page in [1_u32, 2, 3, 16] {
+        let mut host = Host::of(page, 100);
+        let long: Vec<u32> = (0..9 * page).collect();
+        for cut in [2, 3, 7] {
+            let mut sibling = long[..(cut * page) as usize].to_vec();
+            sibling.extend(vec![777; page as usize]);
+            host.insert(&sibling, 0);
+        }
+        host.insert(&long, 0);
+        for pages in 1..=9 {
+            for more in [0, page - 1] {
+                let len = (pages * page + more).min(9 * page) as usize;
+                let target = || Target::Prefix {
+                    ns: host.ns,
+                    tokens: long[..len].to_vec(),
+                };
+                let ttl = Ttl {
+                    seconds: 60,
+                    clamped: false,
+                };
+                let pin = Action::Pin {
+                    target: target(),
+                    ttl,
+                };
+                let release = Action::Release { target: target() };
+                for (action, pinned) in [(pin, pages), (release, 0)] {
+                    let told = host.cache.act(TenantId(1), &action, host.now);
+                    assert_eq!(told, Outcome::Accepted { pages }, "{pages} of {page}");
+                    assert_eq!(host.cache.stats().pinned_pages, pinned);
+                    host.cache.check().unwrap();
+                }
+            }
+        }
+        host.assert_idle();
+    }
+}
+
+#[test]
+fn a_lease_says_whose_it_is() {
+    let mut host = Host::new(&CacheConfig {
+        device_pages: vec![8; 3],
+        ..CacheConfig::default()
+    });
+    let salted = NamespaceKey {
+        salt: Some("a".into()),
+        ..NamespaceKey::default()
+    };
+    let other = host.cache.namespace(&salted).unwrap();
+    for ns in [host.ns, other] {
+        for replica in (0..3).map(ReplicaId) {
+            let key = Key {
+                ns,
+                tokens: &[1, 2],
+            };
+            let lease = host.cache.match_lease(key, replica, 1, host.now).lease;
+            assert_eq!((lease.namespace(), lease.replica()), (ns, replica));
+            host.end(lease);
+        }
+    }
 }

@@ -3,10 +3,11 @@
 #[path = "shared/host.rs"]
 mod host;
 
-use host::Host;
+use host::{DEVICE, Host};
 use proptest::prelude::*;
 use rootstock_radix::{
-    Action, NamespaceKey, NodeRef, Outcome, Picture, PictureLimits, Target, TenantId, Token, Ttl,
+    Action, ContextKind, Hints, NamespaceKey, NodeRef, Outcome, Part, Picture, PictureLimits,
+    SpanMeta, Target, TenantId, Token, Ttl,
 };
 
 const TENANT: TenantId = TenantId(1);
@@ -79,6 +80,80 @@ proptest! {
     }
 }
 
+/// What is left below a shown part says what the nodes in it say one by one.
+fn check_rests(all: &Picture, some: &Picture) {
+    let shown = |id: NodeRef| some.parts.iter().position(|part| part.id == Some(id));
+    // By place in `some`: the nearest part that is shown, on the way up.
+    let above = |part: &Part| {
+        let up = |at: &u32| all.parts[*at as usize].parent;
+        let mut way = std::iter::successors(part.parent, up);
+        way.find_map(|at| all.parts[at as usize].id.and_then(shown))
+    };
+    for rest in some.parts.iter().filter(|part| part.id.is_none()) {
+        let up = rest.parent.map(|up| up as usize);
+        let hidden = |part: &&Part| part.id.and_then(shown).is_none() && above(part) == up;
+        let hidden: Vec<&Part> = all.parts.iter().filter(hidden).collect();
+        assert_eq!(rest.nodes as usize, hidden.len());
+        let sum = |of: fn(&Part) -> u32| hidden.iter().map(|part| of(part)).sum::<u32>();
+        assert_eq!(rest.pages, sum(|part| part.pages));
+        assert_eq!(rest.tiers.device, sum(|part| part.tiers.device));
+        assert_eq!(rest.tiers.host, sum(|part| part.tiers.host));
+        assert_eq!(rest.pinned, sum(|part| part.pinned));
+        let most = |of: fn(&Part) -> u32| hidden.iter().map(|part| of(part)).max();
+        assert_eq!(Some(rest.hits), most(|part| part.hits));
+        let highest = hidden.iter().map(|part| part.priority).max();
+        assert_eq!(Some(rest.priority), highest);
+        let last = hidden.iter().filter_map(|part| part.pin_left_s).max();
+        assert_eq!(rest.pin_left_s, last);
+        assert_eq!(rest.used, hidden.iter().any(|part| part.used));
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_summed_up_says_what_its_nodes_say_and_programs_are_where_they_end(
+        prompts in proptest::collection::vec(
+            (proptest::collection::vec(0_u32..2, 1..12), -3_i32..4, 0_u8..4), 1..24),
+        nodes in 1_usize..8,
+    ) {
+        let mut host = Host::of(1, 400);
+        let mut leases = Vec::new();
+        let mut programs = Vec::new();
+        for (n, (prompt, priority, what)) in prompts.iter().enumerate() {
+            let mut lease = host.run(prompt, *priority);
+            if *what == 3 {
+                let hints = Hints { program: Some(n.to_string()), ..Hints::default() };
+                host.cache.describe(TENANT, &mut lease, &hints);
+                programs.push(prompt);
+            }
+            match what {
+                1 => leases.push(lease),
+                _ => host.end(lease),
+            }
+            if *what == 2 {
+                let ttl = Ttl { seconds: 100 + n as u64, clamped: false };
+                let target = Target::Prefix { ns: host.ns, tokens: prompt.clone() };
+                let _ = host.cache.act(TENANT, &Action::Pin { target, ttl }, host.now);
+            }
+        }
+        let all = picture(&host, None, usize::MAX);
+        let some = picture(&host, None, nodes);
+        check_rests(&all, &some);
+        check_rests(&all, &all);
+        for (place, prompt) in some.programs.iter().zip(programs.iter().rev()) {
+            prop_assert_eq!(place.pages as usize, prompt.len());
+            let holds = |part: &Part| {
+                let tokens = part.id.and_then(|id| host.cache.tokens_of_node(host.ns, id));
+                tokens.filter(|tokens| prompt.starts_with(tokens)).map(|tokens| tokens.len())
+            };
+            let deepest = (0..some.parts.len()).max_by_key(|&at| holds(&some.parts[at]));
+            let deepest = deepest.filter(|&at| holds(&some.parts[at]).is_some());
+            prop_assert_eq!(place.part.map(|at| at as usize), deepest);
+        }
+        leases.into_iter().for_each(|lease| host.end(lease));
+    }
+}
+
 #[test]
 fn the_largest_come_one_by_one_and_equals_in_the_order_of_the_tree() {
     let mut host = Host::of(1, 400);
@@ -139,4 +214,45 @@ fn pins_show_their_time_and_a_node_that_went_is_found_no_more() {
     host.cache.flush(host.now).unwrap();
     assert!(host.cache.tokens_of_node(host.ns, id).is_none());
     assert_eq!(picture(&host, Some(id), 9), Picture::default());
+}
+
+/// What several nodes are together is what most of their pages are.
+#[test]
+fn a_rest_is_of_the_kind_of_most_of_its_pages() {
+    use ContextKind::{History, System, ToolOutput};
+    for (branches, most) in [
+        (
+            [(System, 3), (History, 2), (ToolOutput, 2), (History, 2)],
+            History,
+        ),
+        (
+            [(System, 5), (History, 2), (ToolOutput, 2), (History, 2)],
+            System,
+        ),
+        (
+            [(System, 1), (ToolOutput, 4), (History, 3), (System, 2)],
+            ToolOutput,
+        ),
+    ] {
+        let mut host = Host::of(1, 400);
+        for (branch, (kind, pages)) in (1..).zip(branches) {
+            let tokens: Vec<Token> = vec![branch; pages];
+            let mut lease = host.find(&tokens).lease;
+            let n = u32::try_from(pages).unwrap();
+            let (mut room, _) = host.cache.reserve(DEVICE, n, host.now).unwrap();
+            let own = host.cache.acquire(&mut room, n);
+            host.cache.cancel(room);
+            let meta = SpanMeta {
+                kind,
+                ..SpanMeta::default()
+            };
+            let _ = host.cache.extend(&mut lease, &tokens, own, &meta, host.now);
+            host.end(lease);
+        }
+        // One part that is larger than all of them.
+        host.insert(&[99; 20], 0);
+        let parts = picture(&host, None, 1).parts;
+        assert_eq!((parts[0].pages, parts[1].nodes), (20, 4));
+        assert_eq!(parts[1].kind, most);
+    }
 }

@@ -538,3 +538,35 @@ fn a_request_extends_a_prefix_that_is_being_copied_down() {
         host.assert_idle();
     }
 }
+
+/// A match counts as a use on host too, also when none of the matches has ended yet.
+#[test]
+fn matches_on_host_are_in_the_order_in_which_they_were_made() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
+        let mut host = tiered(8, 3, WritePolicy::Through);
+        for first in 0..3 {
+            host.insert(&tokens(first..first + 1), 0);
+            settle(&mut host, true);
+        }
+        host.evict_all();
+        let mut leases = Vec::new();
+        for first in order {
+            let found = host.find(&tokens(first..first + 1));
+            assert_eq!((found.device_tokens, found.host_tokens), (0, 1));
+            leases.push(found.lease);
+        }
+        for first in order {
+            assert_eq!(on_host(&host, &tokens(first..first + 1)), (0, 1));
+            let free = host_tier(&host).free;
+            let gone = host.cache.make_room(TierId::Host, free + 1, host.now);
+            assert_eq!(gone.unwrap().freed_pages, 1);
+            assert_eq!(
+                on_host(&host, &tokens(first..first + 1)),
+                (0, 0),
+                "{order:?}"
+            );
+        }
+        leases.into_iter().for_each(|lease| host.end(lease));
+        host.assert_idle();
+    }
+}

@@ -84,7 +84,10 @@ fn an_abort_while_a_chunk_runs_leaves_nothing_of_it_matchable() {
 /// step has ended: nobody else computes onto them meanwhile.
 #[test]
 fn the_pages_of_an_aborted_request_go_to_nobody_before_its_steps_have_ended() {
-    for (launched, landed) in [1, 2].into_iter().flat_map(|n| (0..12).map(move |at| (n, at))) {
+    for (launched, landed) in [1, 2]
+        .into_iter()
+        .flat_map(|n| (0..12).map(move |at| (n, at)))
+    {
         let config = SchedulerConfig {
             max_in_flight: 3,
             step_tokens: 16,
