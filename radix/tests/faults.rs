@@ -509,3 +509,33 @@ fn a_lease_says_whose_it_is() {
         }
     }
 }
+
+/// Who counts references to pages itself sees the very pages that a lease would hold.
+#[test]
+fn a_peek_shows_the_pages_of_a_lease_and_changes_nothing() {
+    for page in [1_u32, 2, 3, 16] {
+        let mut host = Host::of(page, 100);
+        let long: Vec<u32> = (0..9 * page).collect();
+        host.insert(&long[..(5 * page) as usize], 0);
+        for cut in [2, 3, 7] {
+            let mut sibling = long[..(cut * page) as usize].to_vec();
+            sibling.extend(vec![777; page as usize]);
+            host.insert(&sibling, 0);
+        }
+        host.insert(&long, 0);
+        for len in 0..long.len() {
+            let key = Key {
+                ns: host.ns,
+                tokens: &long[..len],
+            };
+            let nodes = host.cache.stats().nodes;
+            let mut seen = Vec::new();
+            host.cache.peek(key, R0, &mut seen);
+            assert_eq!(seen.len(), len / page as usize);
+            assert_eq!(host.cache.stats().nodes, nodes, "nothing is split");
+            let lease = host.find(&long[..len]).lease;
+            assert_eq!(host.pages(&lease), seen);
+            host.end(lease);
+        }
+    }
+}

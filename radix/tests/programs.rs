@@ -158,6 +158,36 @@ fn programs_and_their_links_are_bounded_and_those_in_use_stay() {
 }
 
 #[test]
+fn a_prompt_found_on_any_tier_is_a_hit_and_one_found_on_none_is_not() {
+    for (device_tokens, host_tokens, storage_tokens, hits) in [
+        (0, 0, 0, 0),
+        (3, 0, 0, 1),
+        (0, 2, 0, 1),
+        (0, 0, 1, 1),
+        (3, 2, 1, 1),
+    ] {
+        let mut world = World::new(100, 100);
+        let prompt = [1, 2, 3, 4];
+        let key = Key {
+            ns: world.ns,
+            tokens: &prompt,
+        };
+        let mut found = world.cache.match_lease(key, REPLICA, u32::MAX, SECOND);
+        world.cache.describe(ME, &mut found.lease, &of("a"));
+        let served = Served {
+            prompt_tokens: 9,
+            device_tokens,
+            host_tokens,
+            storage_tokens,
+        };
+        world.cache.served(&found.lease, served);
+        let stats = world.cache.program_stats(world.id("a")).unwrap();
+        assert_eq!((stats.hits, stats.served), (hits, served));
+        world.cache.end(found.lease, Fate::Keep, SECOND);
+    }
+}
+
+#[test]
 fn where_prompts_came_from_and_where_pages_are_is_counted_by_program() {
     let mut world = World::new(100, 100);
     let prompt = [1, 2, 3, 4];
