@@ -33,6 +33,7 @@ pub fn features() -> Vec<&'static str> {
     let all = [
         ("cuda", cfg!(feature = "cuda")),
         ("hub", cfg!(feature = "hub")),
+        ("otel", cfg!(feature = "otel")),
         ("storage", cfg!(feature = "storage")),
         ("storage-redis", cfg!(feature = "storage-redis")),
         ("storage-s3", cfg!(feature = "storage-s3")),

@@ -31,6 +31,7 @@ use crate::page;
 use crate::request_trace::RequestTrace;
 use crate::responses::routes as responses;
 use crate::responses::store::Store;
+use crate::spans::Spans;
 
 /// Bytes of responses that are kept for `previous_response_id`.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
@@ -64,6 +65,8 @@ pub struct App {
     pub max_output_tokens: u32,
     /// Where ends of requests are written.
     pub request_trace: Option<Arc<RequestTrace>>,
+    /// Where ends of requests become spans.
+    pub spans: Option<Spans>,
     /// Responses that may be continued.
     pub responses: Mutex<Store>,
     /// Seconds since 1970 at the start.
@@ -93,6 +96,8 @@ pub struct ApiOptions {
     pub max_output_tokens: u32,
     /// Where ends of requests are written.
     pub request_trace: Option<Arc<RequestTrace>>,
+    /// Where ends of requests become spans.
+    pub spans: Option<Spans>,
 }
 
 impl Default for ApiOptions {
@@ -107,6 +112,7 @@ impl Default for ApiOptions {
             storage_control: false,
             max_output_tokens: u32::MAX,
             request_trace: None,
+            spans: None,
         }
     }
 }
@@ -134,9 +140,11 @@ impl App {
             storage_control,
             max_output_tokens,
             request_trace,
+            spans,
         } = options;
+        let lost = spans.as_ref().map(Spans::lost);
         Arc::new(App {
-            metrics: Metrics::new(&engine.card().name, EngineCollector::new(&engine)),
+            metrics: Metrics::new(&engine.card().name, lost, EngineCollector::new(&engine)),
             engine,
             life: Arc::default(),
             limits,
@@ -149,6 +157,7 @@ impl App {
             storage_control,
             max_output_tokens,
             request_trace,
+            spans,
             responses: Mutex::new(Store::new(RESPONSE_BYTES_MAX)),
             started_s: crate::clock::unix_seconds(),
             start_nanos: crate::clock::unix_nanos(),

@@ -127,8 +127,19 @@ impl ServeArgs {
             Some(path) => Options::from_file(path)?,
             None => Options::default(),
         };
-        Ok(Config::new(&self.options.or(file), free_memory_bytes())?)
+        let options = self.options.or(file).or(standard_environment());
+        Ok(Config::new(&options, free_memory_bytes())?)
     }
+}
+
+/// What programs of all kinds are told by the environment; weaker than what only this one is told.
+fn standard_environment() -> Options {
+    let mut options = Options::default();
+    if cfg!(feature = "otel") {
+        let endpoint = std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok();
+        options.otlp_endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
+    }
+    options
 }
 
 #[cfg(test)]

@@ -116,6 +116,8 @@ pub struct Config {
     pub journal: Option<PathBuf>,
     /// Where a line for each request is appended.
     pub request_trace: Option<PathBuf>,
+    /// The collector that spans of requests are sent to.
+    pub otlp_endpoint: Option<String>,
     /// How log lines look.
     pub log_format: LogFormatName,
     /// Where KV events are published.
@@ -245,6 +247,7 @@ impl Config {
             batch_invariant: options.batch_invariant.unwrap_or(false),
             journal: options.journal.clone(),
             request_trace: options.request_trace.clone(),
+            otlp_endpoint: options.otlp_endpoint.clone(),
             log_format: options.log_format.unwrap_or_default(),
             kv_events: kv_events(options)?,
             http: http_limits(options),
@@ -320,6 +323,7 @@ impl Config {
             batch_invariant: Some(self.batch_invariant),
             journal: self.journal.clone(),
             request_trace: self.request_trace.clone(),
+            otlp_endpoint: self.otlp_endpoint.clone(),
             log_format: Some(self.log_format),
             kv_events: kv_events.map(|kv| kv.events.to_string()),
             kv_events_replay: kv_events.map(|kv| {
@@ -391,6 +395,15 @@ fn kv_events(options: &Options) -> Result<Option<KvEventsConfig>, ConfigError> {
 }
 
 fn check(options: &Options) -> Result<(), ConfigError> {
+    if let Some(found) = &options.otlp_endpoint
+        && !cfg!(feature = "otel")
+    {
+        return Err(ConfigError {
+            option: "otlp-endpoint",
+            found: found.clone(),
+            wanted: "it needs a build with --features otel".to_owned(),
+        });
+    }
     in_range("kv-cache-mib", options.kv_cache_mib, 1, 1 << 22)?;
     in_range("host-kv-mib", options.host_kv_mib, 0, 1 << 22)?;
     in_range("pin-budget", options.pin_budget, 0.0, 1.0)?;

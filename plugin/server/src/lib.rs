@@ -32,6 +32,7 @@ pub mod replay;
 pub mod request_trace;
 mod router_options;
 pub mod serve;
+pub mod spans;
 #[cfg(feature = "top")]
 pub mod top;
 

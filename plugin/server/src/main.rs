@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
+#[cfg(feature = "otel")]
+use rootstock_server::app::ApiOptions;
 use rootstock_server::app::App;
 use rootstock_server::bench;
 #[cfg(feature = "cuda")]
@@ -24,6 +26,8 @@ use rootstock_server::options::LogFormatName;
 use rootstock_server::replay;
 use rootstock_server::request_trace::RequestTrace;
 use rootstock_server::serve::{self, Bound};
+#[cfg(feature = "otel")]
+use rootstock_server::spans::otlp::{Exporter, OtlpError};
 #[cfg(feature = "top")]
 use rootstock_server::top;
 use tokio::net::TcpListener;
@@ -34,6 +38,9 @@ const HTTP_THREADS: usize = 2;
 /// Exit status of a start or a drain that was interrupted, as shells have it for programs that
 /// were.
 const INTERRUPTED: i32 = 130;
+/// How long spans may take that are left when the drain has used its time.
+#[cfg(feature = "otel")]
+const LAST_SPANS: Duration = Duration::from_millis(500);
 /// How long an interrupted download may take to clean up.
 const CLEAN_UP: Duration = Duration::from_secs(5);
 
@@ -151,6 +158,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let limits = config.http;
     let mut options = config.api_options()?;
     let trace = (config.request_trace.clone(), config.page_tokens);
+    #[cfg(feature = "otel")]
+    let endpoint = config.otlp_endpoint.clone();
     let publisher = publisher(&config).await?;
     let mut loaded = load(config, publisher.as_ref(), &mut signals).await?;
     if let Some(publisher) = &publisher {
@@ -160,11 +169,36 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         let model = &loaded.engine.card().name;
         options.request_trace = Some(Arc::new(RequestTrace::open(&path, page_tokens, model)?));
     }
+    #[cfg(feature = "otel")]
+    let exporter = exporter(endpoint, &mut loaded, &mut options)?;
     let app = App::of(loaded.engine.publishing(publisher), limits, options);
     let listener = bound.listen()?;
     announce(&listener, &loaded.lines)?;
-    serve::run(app, listener, signals.first()).await;
+    let left = serve::run(app, listener, signals.first()).await;
+    tracing::debug!(left_s = left.as_secs(), "drained");
+    #[cfg(feature = "otel")]
+    if let Some(exporter) = exporter
+        && !exporter.finish(left.max(LAST_SPANS))
+    {
+        tracing::warn!("the drain deadline passed before all spans were sent");
+    }
     Ok(())
+}
+
+/// The thread that sends spans, if they are wanted.
+#[cfg(feature = "otel")]
+fn exporter(
+    endpoint: Option<String>,
+    loaded: &mut Loaded,
+    options: &mut ApiOptions,
+) -> Result<Option<Exporter>, OtlpError> {
+    let Some(endpoint) = endpoint else {
+        return Ok(None);
+    };
+    let exporter = Exporter::start(&endpoint, &loaded.engine.card().name)?;
+    options.spans = Some(exporter.spans());
+    loaded.lines.push(format!("spans      {endpoint}"));
+    Ok(Some(exporter))
 }
 
 /// Loads the model; a signal stops the download and leaves nothing half-done behind.

@@ -21,6 +21,7 @@ use rootstock::scheduler::CachedTokens;
 use crate::about;
 use crate::chat::derived::Kind;
 use crate::openai::generation::ChoiceUsage;
+use crate::spans::Lost;
 
 use asked::{RequestClass, SOURCES, by_kind, kind_name};
 
@@ -127,6 +128,8 @@ pub struct Ending<'a> {
     pub decode: Option<(f64, u32)>,
     /// Seconds since it came.
     pub took_s: f64,
+    /// The first answer to its prompt, by which the prompt is counted.
+    pub counts_prompt: bool,
 }
 
 /// All metrics of the server.
@@ -158,7 +161,11 @@ impl fmt::Debug for Metrics {
 impl Metrics {
     /// Metrics at zero, of a server with this model. `engine` adds what the engine counts itself at
     /// each scrape.
-    pub fn new(model: &str, engine: impl prometheus_client::collector::Collector) -> Arc<Metrics> {
+    pub fn new(
+        model: &str,
+        lost: Option<&Lost>,
+        engine: impl prometheus_client::collector::Collector,
+    ) -> Arc<Metrics> {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("rootstock"),
             answers: Family::default(),
@@ -180,6 +187,10 @@ impl Metrics {
         metrics.register();
         metrics.register_times();
         metrics.register_build(model);
+        if let Some(lost) = lost {
+            let help = "Requests without a span, by why";
+            metrics.registry.register("spans_lost", help, lost.family());
+        }
         for tier in TIERS {
             // Present from the start, so that rates have a first point.
             drop(metrics.reused_tokens.get_or_create(&TierLabel { tier }));
@@ -330,6 +341,7 @@ impl Metrics {
             usage,
             decode,
             took_s,
+            counts_prompt: _,
         } = ending;
         let class = &ClassLabel {
             class: class.name(),
@@ -406,7 +418,7 @@ mod tests {
 
     #[test]
     fn counters_start_at_zero_and_nothing_is_a_share() {
-        let text = Metrics::new("m", Nothing).text().unwrap();
+        let text = Metrics::new("m", None, Nothing).text().unwrap();
         assert!(text.contains("rootstock_prompt_tokens_total 0\n"), "{text}");
         assert!(
             text.contains("rootstock_reused_tokens_total{tier=\"host\"} 0\n"),
@@ -421,7 +433,7 @@ mod tests {
 
     #[test]
     fn prompt_and_reused_tokens_add_up() {
-        let metrics = Metrics::new("m", Nothing);
+        let metrics = Metrics::new("m", None, Nothing);
         let spans = [(0..48, ContextKind::System)];
         metrics.started(100, CachedTokens::default(), &spans);
         metrics.started(

@@ -229,6 +229,11 @@ options! {
     /// are in it as hashes
     #[arg(long, env = "ROOTSTOCK_REQUEST_TRACE", value_name = "FILE")]
     request_trace: PathBuf,
+    /// Send a span of each request to this collector of OpenTelemetry, over HTTP in protobuf. Needs
+    /// a build with `--features otel`, which also reads OTEL_EXPORTER_OTLP_ENDPOINT
+    /// [example: http://127.0.0.1:4318]
+    #[arg(long, env = "ROOTSTOCK_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: String,
     /// How log lines look; ROOTSTOCK_LOG chooses which there are [default: text]
     #[arg(long, env = "ROOTSTOCK_LOG_FORMAT", value_name = "FORMAT")]
     log_format: LogFormatName,

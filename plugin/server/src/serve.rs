@@ -3,8 +3,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpSocket, lookup_host};
 
@@ -94,14 +94,24 @@ impl BindError {
 }
 
 /// Serves until `shutdown` resolves, then drains: running requests finish, new ones get 503, and
-/// what is left at the deadline ends with an error. Returns when the last connection is closed.
-pub async fn run(app: Arc<App>, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-    let stop = drain(Arc::clone(&app), shutdown);
+/// what is left at the deadline ends with an error. Returns when the last connection is closed,
+/// with what is left until the deadline.
+pub async fn run(
+    app: Arc<App>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> Duration {
+    let began = Arc::new(OnceLock::new());
+    let stop = drain(Arc::clone(&app), shutdown, Arc::clone(&began));
     listener::serve(listener, app.router(), app.limits, stop).await;
+    let patience = Duration::from_secs(app.limits.drain_timeout_s.into());
+    let used = began.get().map_or(Duration::ZERO, Instant::elapsed);
+    patience.saturating_sub(used)
 }
 
-async fn drain(app: Arc<App>, shutdown: impl Future<Output = ()>) {
+async fn drain(app: Arc<App>, shutdown: impl Future<Output = ()>, began: Arc<OnceLock<Instant>>) {
     shutdown.await;
+    began.get_or_init(crate::clock::now);
     let running = app.life.live();
     tracing::info!(running, "draining");
     app.life.start_drain();

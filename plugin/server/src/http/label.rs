@@ -13,6 +13,7 @@ use axum::middleware::Next;
 use tracing::Instrument;
 
 use crate::app::App;
+use crate::spans::Parent;
 
 /// Bytes of a label that is given back.
 const BYTES_MAX: usize = 256;
@@ -26,6 +27,19 @@ pub struct Label {
     pub id: Arc<str>,
     /// The caller gave it.
     pub is_given: bool,
+    /// Where it came from.
+    pub origin: Arc<Origin>,
+}
+
+/// When a request came, and with what.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Nanoseconds since 1970.
+    pub received_ns: u64,
+    /// The path that was asked.
+    pub path: Arc<str>,
+    /// The client's place in a trace.
+    pub parent: Option<Parent>,
 }
 
 tokio::task_local! {
@@ -54,6 +68,11 @@ pub async fn follow(State(app): State<Arc<App>>, request: Request, next: Next) -
     let label = Label {
         id: id.into(),
         is_given: given.is_some(),
+        origin: Arc::new(Origin {
+            received_ns: crate::clock::unix_nanos(),
+            path: request.uri().path().into(),
+            parent: parent(request.headers()),
+        }),
     };
     let answered = CURRENT.scope(label, next.run(request));
     let mut response = answered.instrument(span.clone()).await;
@@ -62,6 +81,18 @@ pub async fn follow(State(app): State<Arc<App>>, request: Request, next: Next) -
         response.headers_mut().insert(&HEADER, given);
     }
     response
+}
+
+/// The place in a trace that W3C's headers name; what they mean is read where spans are made.
+fn parent(headers: &HeaderMap) -> Option<Parent> {
+    let text = |name: &str| {
+        let text = headers.get(name)?.to_str().ok()?;
+        (text.len() <= 2 * BYTES_MAX).then(|| Arc::from(text))
+    };
+    Some(Parent {
+        traceparent: text("traceparent")?,
+        tracestate: text("tracestate"),
+    })
 }
 
 fn usable(headers: &HeaderMap) -> Option<HeaderValue> {

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use rootstock::scheduler::FinishReason;
 
+use crate::app::App;
 use crate::http::api_error::{ApiError, ErrorKind};
 use crate::http::label::Label;
 use crate::http::lifecycle::draining;
 use crate::metrics::{Ending, Metrics};
 use crate::request_trace::{RequestTrace, Traced};
+use crate::spans::OpenSpan;
 
-/// Where the end of an answer is told: metrics, log and request trace.
+/// Where the end of an answer is told: metrics, log, request trace and spans.
 #[derive(Debug)]
 pub struct Account {
     /// Counters and histograms.
@@ -19,11 +21,25 @@ pub struct Account {
     pub trace: Option<Arc<RequestTrace>>,
     /// The name of the request.
     pub label: Option<Label>,
+    /// Its span, if there are to be any; it ends with the account.
+    pub span: Option<OpenSpan>,
 }
 
 impl Account {
+    /// Of the request whose handler this is, of an agent program perhaps.
+    pub fn open(app: &App, program: Option<&String>) -> Account {
+        let label = Label::current();
+        let spans = app.spans.as_ref();
+        Account {
+            metrics: Arc::clone(&app.metrics),
+            trace: app.request_trace.clone(),
+            span: spans.map(|spans| spans.begin(label.as_ref(), program.cloned())),
+            label,
+        }
+    }
+
     /// Tells of an end; `traced` for one that the trace is to have.
-    pub fn close(&self, traced: Option<Traced>, ending: Ending<'_>) {
+    pub fn close(&mut self, traced: Option<Traced>, ending: Ending<'_>) {
         self.metrics.ended(ending);
         tracing::debug!(
             request_id = self.label.as_ref().map(|label| &*label.id),
@@ -37,6 +53,9 @@ impl Account {
             total_s = ending.took_s,
             "answer ended"
         );
+        if let Some(span) = &mut self.span {
+            span.answer(ending);
+        }
         if let (Some(trace), Some(traced)) = (&self.trace, traced) {
             trace.end(traced, ending);
         }

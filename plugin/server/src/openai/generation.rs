@@ -21,7 +21,6 @@ use crate::chat::derived::AgentTurn;
 use crate::control::why::Finding;
 use crate::engine_port::{Event, Job, TextStream, Ticket};
 use crate::http::api_error::{ApiError, ErrorKind};
-use crate::http::label::Label;
 use crate::http::lifecycle::{LiveRequest, draining};
 use crate::metrics::asked::RequestClass;
 use crate::metrics::{Ending, Outcome};
@@ -182,6 +181,8 @@ impl Generation {
     ) -> Result<Generation, ApiError> {
         let (engine, metrics) = (&app.engine, &app.metrics);
         let trace = app.request_trace.as_ref();
+        let first = prompts.first().and_then(|prompt| prompt.jobs.first());
+        let program = first.and_then(|job| job.hints.program.as_ref());
         let mut generation = Generation {
             id: app.new_id(""),
             kv_hints: None,
@@ -190,11 +191,7 @@ impl Generation {
             choices: Vec::new(),
             ready: VecDeque::new(),
             open: 0,
-            account: Account {
-                metrics: Arc::clone(metrics),
-                trace: trace.cloned(),
-                label: Label::current(),
-            },
+            account: Account::open(app, program),
             live,
         };
         for prompt in prompts {
@@ -566,6 +563,7 @@ impl Choice {
             outcome,
             usage: &self.usage,
             decode: self.decode_seconds(),
+            counts_prompt: self.counts_prompt,
             took_s: crate::clock::now()
                 .duration_since(self.submitted)
                 .as_secs_f64(),
