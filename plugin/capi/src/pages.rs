@@ -237,7 +237,7 @@ pub unsafe extern "C" fn rootstock_cache_extend(
 
 /// Takes the pages of a span from its allocation, or changes nothing.
 fn take(it: &mut Cache, lease: u64, allocation: u64, tokens: usize) -> Result<Pages, Failure> {
-    it.lease(lease)?;
+    let device = TierId::Device(it.lease(lease)?.replica());
     let page_tokens = it.page_tokens();
     if tokens == 0 || !tokens.is_multiple_of(page_tokens) {
         return Err(Failure::invalid(format!(
@@ -256,6 +256,13 @@ fn take(it: &mut Cache, lease: u64, allocation: u64, tokens: usize) -> Result<Pa
         );
         it.allocations.insert(allocation, held);
         return Err(Failure::invalid(text));
+    }
+    if held.tier() != device {
+        let (found, wanted) = (tier_number(held.tier()), tier_number(device));
+        it.allocations.insert(allocation, held);
+        return Err(Failure::invalid(format!(
+            "the allocation is on replica {found}, the lease on replica {wanted}; allocate there"
+        )));
     }
     let rest = held.split_off(wanted);
     if rest.is_empty() {
