@@ -28,8 +28,14 @@ mod start_cuda;
 mod stats;
 mod store;
 mod visit;
+mod wish;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+/// What `wish.rs` is made of; `tests/schedules` has another.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+}
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -48,7 +54,8 @@ pub use visit::{EngineGone, Visit};
 
 use crate::constrained::{Grammar, GrammarMasks};
 use core_thread::Message;
-use request::{Control, SubmitMessage};
+use request::SubmitMessage;
+use wish::{Control, Wishes};
 
 /// What is served: constants of a running service.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,8 +114,8 @@ struct Inner {
 struct Shared {
     draining: AtomicBool,
     dead: AtomicBool,
-    /// Tickets whose wish the core thread has not looked at.
-    wishes: AtomicUsize,
+    /// Wishes that the core thread has not looked at.
+    wishes: Wishes,
     stats: Mutex<Stats>,
     /// What grammars allow; set at the start when all backends apply it.
     masks: OnceLock<Arc<GrammarMasks>>,

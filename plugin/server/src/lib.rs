@@ -116,6 +116,10 @@ pub mod kv_events {
     pub mod publisher;
     pub mod ring;
     mod sockets;
+    /// What `ring.rs` is made of; `tests/schedules` has another.
+    mod sync {
+        pub(super) use std::sync::{Mutex, MutexGuard};
+    }
     mod wire;
     mod zmtp;
 }

@@ -23,10 +23,11 @@ use super::clock::Clock;
 use super::deliver::Live;
 use super::engine_thread::{Outcome, text};
 use super::kv_teller::KvTeller;
-use super::request::{Event, SubmitError, SubmitMessage, Wish};
+use super::request::{Event, SubmitError, SubmitMessage};
 use super::stats::Stats;
 use super::store;
 use super::visit::{Visit, Visitor};
+use super::wish::Wish;
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
 const WAITING_TICK: Duration = Duration::from_millis(20);
@@ -274,7 +275,7 @@ impl CoreThread {
                 self.stats.admitted += u64::from(class == Class::Client);
                 // A wish that came before the request was live has to be looked at again.
                 if control.wish().is_some() {
-                    self.shared.wishes.fetch_add(1, Ordering::AcqRel);
+                    self.shared.wishes.count();
                 }
                 self.shared.begin(request, grammar.as_ref());
                 self.live
@@ -353,7 +354,7 @@ impl CoreThread {
     }
 
     fn grant_wishes(&mut self, now: Nanos) {
-        if self.shared.wishes.swap(0, Ordering::AcqRel) == 0 {
+        if !self.shared.wishes.take() {
             return;
         }
         for live in self.live.values() {

@@ -7,8 +7,9 @@ use rootstock::memory::Nanos;
 use rootstock::scheduler::{Class, Emit, FinishReason, RequestId, Usage};
 
 use super::core_thread::CoreThread;
-use super::request::{Control, Event};
+use super::request::Event;
 use super::stats::Stats;
+use super::wish::Control;
 
 /// A request without its final event yet.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! One request as its caller sees it: submission, ticket, events, refusals.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use rootstock::memory::ReplicaId;
@@ -14,6 +13,7 @@ use crate::constrained::Grammar;
 
 use super::Shared;
 use super::core_thread::Message;
+use super::wish::{Control, Wish};
 
 /// One generation asked for.
 #[derive(Clone, Debug)]
@@ -166,65 +166,30 @@ pub struct Ticket {
     pub(super) inbox: flume::Sender<Message>,
 }
 
-const FINISH: u8 = 1;
-const ABORT: u8 = 2;
-
-/// What the ticket's holder wants; read by the core thread.
-#[derive(Debug, Default)]
-pub(super) struct Control {
-    wish: AtomicU8,
-    done: AtomicBool,
-}
-
-/// The wish of a ticket's holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
-    Finish,
-    Abort,
-}
-
-impl Control {
-    pub(super) fn wish(&self) -> Option<Wish> {
-        match self.wish.load(Ordering::Acquire) {
-            FINISH => Some(Wish::Finish),
-            ABORT => Some(Wish::Abort),
-            _ => None,
-        }
-    }
-
-    pub(super) fn set_done(&self) {
-        self.done.store(true, Ordering::Release);
-    }
-}
-
 impl Ticket {
     /// Ends the request as finished by a stop string: its KV stays, the last event says
     /// `StopString`. Tokens already on their way may come before it.
     pub fn finish(&self) {
-        self.want(FINISH);
+        self.want(Wish::Finish);
     }
 
     /// Ends the request; the last event says `Aborted`.
     pub fn abort(&self) {
-        self.want(ABORT);
+        self.want(Wish::Abort);
     }
 
-    /// A wish is a mark on the shared control block, so it needs no place in the inbox; the
-    /// message only wakes a core thread that has nothing to do, and a full inbox wakes it too.
-    fn want(&self, wish: u8) {
-        if self.control.done.load(Ordering::Acquire)
-            || self.control.wish.fetch_max(wish, Ordering::AcqRel) >= wish
-        {
-            return;
+    /// A wish needs no place in the inbox; the message only wakes a core thread that has nothing to
+    /// do, and a full inbox wakes it too.
+    fn want(&self, wish: Wish) {
+        if self.control.want(wish, &self.shared.wishes) {
+            let _full_or_gone = self.inbox.try_send(Message::Wake);
         }
-        self.shared.wishes.fetch_add(1, Ordering::AcqRel);
-        let _full_or_gone = self.inbox.try_send(Message::Wake);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.want(ABORT);
+        self.want(Wish::Abort);
     }
 }
 

@@ -9,9 +9,11 @@
 //! memory is bounded by the ring and one full account, however many read and however slowly.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::watch;
+
+use super::sync::{Mutex, MutexGuard};
 
 /// What a message costs beside its bytes.
 const OVERHEAD_BYTES: usize = 64;
@@ -68,7 +70,7 @@ impl Ring {
     /// # Cost
     /// A short lock; it waits for no reader.
     pub fn push(&self, message: Vec<u8>) {
-        self.append(std::iter::once(message));
+        self.append(&mut self.inner(), std::iter::once(message));
     }
 
     /// Appends messages that tell everything from the start: a reader from here on needs none
@@ -78,12 +80,11 @@ impl Ring {
         let mut inner = self.inner();
         inner.whole_from = inner.next();
         inner.whole_bytes = messages.iter().map(bytes).sum();
-        drop(inner);
-        self.append(messages);
+        // Under the same lock: a message in between would count as the first of the account.
+        self.append(&mut inner, messages);
     }
 
-    fn append(&self, messages: impl IntoIterator<Item = Vec<u8>>) {
-        let mut inner = self.inner();
+    fn append(&self, inner: &mut Inner, messages: impl IntoIterator<Item = Vec<u8>>) {
         for message in messages {
             inner.bytes += message.len() + OVERHEAD_BYTES;
             inner.messages.push_back(message.into());
