@@ -481,8 +481,8 @@ fn every_call_made_to_fail_is_an_error_and_nothing_is_kept() {
             let failed = mock.report().failed;
             mock.fail_at(0, 0);
             if failed == 0 {
-                // How often a copy is asked about is a matter of time: this life had fewer calls. Or
-                // it was given an address that an earlier one was made to leave registered.
+                // How often a copy is asked about is a matter of time: this life had fewer calls.
+                // Or it was given an address that an earlier one was made to leave registered.
                 let registered =
                     matches!(&result, Err(error) if error.to_string().contains("ALREADY"));
                 let most = n + 20 > calls;

@@ -1,4 +1,4 @@
-//! Arenas from outside: what layouts say of themselves, views, and sizes that 32 bits do not address.
+//! Arenas from outside: what layouts say of themselves, views, and sizes beyond 32 bits.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a test")]
 
 use rootstock_memory::{KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};

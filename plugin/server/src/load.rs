@@ -181,14 +181,14 @@ impl Loader {
 pub fn sink(feed: Option<Feed>, memory: Arc<Memory>) -> KvEventSink {
     let mut evicted_before = 0;
     let take = move |news: KvNews<'_>, core: &ServingCore| {
-        let tiers = core.cache().stats().tiers;
-        let evicted = tiers.iter().map(|tier| tier.evicted_pages).sum::<u64>();
+        let stats = core.cache().stats();
+        let evicted = stats.tiers.iter().map(|tier| tier.evicted_pages).sum::<u64>();
         let dropped_only = evicted == evicted_before;
         evicted_before = evicted;
         let name = |ns| core.namespace_key(ns);
         match news {
             KvNews::Changed(events) => {
-                memory.hear(events, dropped_only, core.latest());
+                memory.hear(events, &stats, dropped_only, core.latest());
                 if let Some(feed) = &feed {
                     feed.tell_changes(events, name);
                 }

@@ -2,17 +2,19 @@
 //! id of their answer, for the salt they belong to. All of it is bounded, the oldest goes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rootstock::memory::Nanos;
-use rootstock::radix::{Ghosts, KvEvent, PrefixCache};
+use rootstock::radix::{CacheStats, Ghosts, KvEvent, PrefixCache};
 use serde_json::Value;
 
 use crate::control::departures::{Departure, Departures, Reason};
 use crate::control::why::{self, Asked, Evictor, Finding};
 
-/// Removed pages that are remembered.
-const GHOSTS_MAX: usize = 1 << 17;
+/// Removed pages that are remembered, for each page that the tiers hold.
+const GHOSTS_A_PAGE: u64 = 8;
+/// At least, and at most.
+const GHOSTS: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 17;
 /// Findings that are kept.
 pub const FINDINGS_MAX: usize = 1024;
 /// Arrivals that are remembered.
@@ -27,9 +29,9 @@ struct Arrival {
 }
 
 /// The memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memory {
-    ghosts: Mutex<Ghosts>,
+    ghosts: OnceLock<Mutex<Ghosts>>,
     arrivals: Mutex<VecDeque<Arrival>>,
     findings: Mutex<Findings>,
     departures: Mutex<Departures>,
@@ -41,22 +43,11 @@ struct Findings {
     order: VecDeque<String>,
 }
 
-impl Default for Memory {
-    fn default() -> Self {
-        Memory {
-            ghosts: Mutex::new(Ghosts::new(GHOSTS_MAX)),
-            arrivals: Mutex::default(),
-            findings: Mutex::default(),
-            departures: Mutex::default(),
-        }
-    }
-}
-
 impl Memory {
-    /// Hears what changed in the cache. `dropped_only`: whatever was removed, none of it went for
-    /// room.
-    pub fn hear(&self, events: &[KvEvent], dropped_only: bool, now: Nanos) {
-        let mut ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Hears what changed in a cache of the given state. `dropped_only`: whatever was removed, none
+    /// of it went for room.
+    pub fn hear(&self, events: &[KvEvent], cache: &CacheStats, dropped_only: bool, now: Nanos) {
+        let mut ghosts = self.ghosts(cache);
         for event in events {
             ghosts.hear(event, dropped_only, now);
         }
@@ -65,6 +56,17 @@ impl Memory {
         for event in events {
             departures.hear(event, dropped_only, now);
         }
+    }
+
+    /// The removed pages: as many as say something about a cache of this size.
+    fn ghosts(&self, cache: &CacheStats) -> MutexGuard<'_, Ghosts> {
+        let fresh = || {
+            let pages: u64 = cache.tiers.iter().map(|tier| u64::from(tier.total)).sum();
+            let limit = (GHOSTS_A_PAGE * pages).clamp(*GHOSTS.start(), *GHOSTS.end());
+            Mutex::new(Ghosts::new(usize::try_from(limit).unwrap_or(usize::MAX)))
+        };
+        let ghosts = self.ghosts.get_or_init(fresh);
+        ghosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn departures(&self) -> MutexGuard<'_, Departures> {
@@ -90,7 +92,7 @@ impl Memory {
 
     /// Looks a prompt up, and notes that it came.
     pub fn find(&self, cache: &PrefixCache, asked: Asked<'_>, now: Nanos) -> Finding {
-        let ghosts = self.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let ghosts = self.ghosts(&cache.stats());
         let evictor = |then| self.evictor(then, asked.salt);
         let found = why::find(cache, &ghosts, asked, now, evictor);
         drop(ghosts);
