@@ -1,6 +1,6 @@
 //! A vertex of the tree: an edge of whole pages, and where it hangs. One cache line, and a buffer
-//! of its tokens: who has found the node has what leads to them. A split copies the lower part of the
-//! edge, once.
+//! of its tokens: who has found the node has what leads to them. A split copies the lower part of
+//! the edge, once.
 
 use crate::{ContextKind, Token};
 use std::num::NonZeroU32;

@@ -1,7 +1,8 @@
 //! One open-addressing table for the children of all nodes: hash of (parent, first page) to node.
 //! Linear probing, backward-shift deletion, load 1/2 to 5/8: the table grows by a fifth, as homes
 //! ascend with the tag and so does what is moved. Eight bytes a slot: half of the hash finds its
-//! home and tells most others apart. It never proves equality: the caller compares tokens. Never iterated, so its order cannot leak into a plan.
+//! home and tells most others apart. It never proves equality: the caller compares tokens. Never
+//! iterated, so its order cannot leak into a plan.
 
 /// Slot content: a tag, which is the hash folded, and the node; an index of `EMPTY` is a free slot.
 #[derive(Clone, Copy, Debug)]
