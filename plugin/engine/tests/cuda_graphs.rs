@@ -171,9 +171,9 @@ fn texts_are_those_of_the_cpu_with_graphs_and_without() {
 }
 
 #[test]
-fn a_graph_that_is_started_again_costs_a_tenth_of_the_calls() {
+fn a_graph_that_is_started_again_costs_less_than_a_third_of_the_calls() {
     if !on_mock(
-        "a_graph_that_is_started_again_costs_a_tenth_of_the_calls",
+        "a_graph_that_is_started_again_costs_less_than_a_third_of_the_calls",
         &ENGINE,
     ) {
         return;
