@@ -1,5 +1,4 @@
 //! Arenas from outside: what layouts say of themselves, views, and sizes beyond 32 bits.
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a test")]
 
 use rootstock_memory::{KvArena, KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
 

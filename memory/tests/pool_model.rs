@@ -120,27 +120,31 @@ impl World {
                     self.owners[0].merge(pages);
                 }
             }
-            Op::SplitPromise(at, n) => {
-                if let Some(at) = pick(at, self.reservations.len()) {
-                    let left = self.reservations[at].left();
-                    let n = n % (left + 1);
-                    let part = self.reservations[at].split_off(n);
-                    assert_eq!((self.reservations[at].left(), part.left()), (left - n, n));
-                    self.reservations.push(part);
-                }
-            }
-            Op::MergePromise(at) => {
-                if let Some(at) = pick(at, self.reservations.len())
-                    && self.reservations.len() > 1
-                {
-                    let part = self.reservations.swap_remove(at);
-                    let sum = self.reservations[0].left() + part.left();
-                    self.reservations[0].merge(part);
-                    assert_eq!(self.reservations[0].left(), sum);
-                }
-            }
+            Op::SplitPromise(at, n) => self.split_promise(at, n),
+            Op::MergePromise(at) => self.merge_promise(at),
         }
         self.compare();
+    }
+
+    fn split_promise(&mut self, at: usize, n: u32) {
+        if let Some(at) = pick(at, self.reservations.len()) {
+            let left = self.reservations[at].left();
+            let n = n % (left + 1);
+            let part = self.reservations[at].split_off(n);
+            assert_eq!((self.reservations[at].left(), part.left()), (left - n, n));
+            self.reservations.push(part);
+        }
+    }
+
+    fn merge_promise(&mut self, at: usize) {
+        if let Some(at) = pick(at, self.reservations.len())
+            && self.reservations.len() > 1
+        {
+            let part = self.reservations.swap_remove(at);
+            let sum = self.reservations[0].left() + part.left();
+            self.reservations[0].merge(part);
+            assert_eq!(self.reservations[0].left(), sum);
+        }
     }
 
     fn free(&self) -> u32 {

@@ -192,7 +192,9 @@ fn the_revision_grows_whenever_a_probe_would_say_something_else() {
         }
         for tier in [DEVICE_TIER, TierId::Host] {
             for free in 1..=8 {
-                let _ = host.cache.make_room(tier, free, host.now);
+                if let Ok(room) = host.cache.make_room(tier, free, host.now) {
+                    host.plans.extend(room.copies);
+                }
                 compare(&host);
             }
         }

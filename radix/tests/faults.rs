@@ -423,7 +423,7 @@ fn a_flush_is_refused_while_anything_is_in_use_and_then_empties_everything() {
     host.assert_idle();
 }
 
-/// A long answer is one node, however many steps computed it: a page at a time would be a node each.
+/// A long answer is one node, however many steps computed it.
 #[test]
 fn what_one_request_computes_in_many_steps_is_one_node() {
     let mut host = Host::of(1, 100);

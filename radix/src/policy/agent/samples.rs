@@ -219,3 +219,33 @@ impl Samples {
             .then(|| format!("{known} pages are watched, {attached} and {spares} counted"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_pages_the_one_that_is_spare_for_longest_is_forgotten_first() {
+        const LEFT: [u32; 10] = [3, 7, 1, 9, 0, 5, 2, 8, 6, 4];
+        let mut samples = Samples::new(0, 4);
+        for node in 0..10 {
+            assert_eq!(samples.put(node, 0, node.into()), Seen::New(node));
+        }
+        assert_eq!(samples.forget(), None, "all are in the tree");
+        for node in LEFT {
+            samples.evict(node, 0, |at| at != 7);
+        }
+        samples.spare(7);
+        assert_eq!(
+            samples.put(10, 0, 1),
+            Seen::Again(1, 0),
+            "one is computed again"
+        );
+        let gone: Vec<u32> = std::iter::from_fn(|| samples.forget()).collect();
+        assert_eq!(gone, [3, 9, 0, 5, 2, 8], "until four are known");
+        assert_eq!(samples.fault(|node| (node == 10).then_some((0, 1))), None);
+        // What was forgotten is new, in a place that is used again.
+        assert_eq!(samples.put(11, 0, 3), Seen::New(8));
+        assert_eq!(samples.put(12, 0, 7), Seen::Again(7, 0));
+    }
+}
