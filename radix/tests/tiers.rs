@@ -570,3 +570,28 @@ fn matches_on_host_are_in_the_order_in_which_they_were_made() {
         host.assert_idle();
     }
 }
+
+#[test]
+fn what_host_says_is_available_can_be_had_and_no_more() {
+    for pinned in 0..=3 {
+        let mut host = tiered(8, 8, WritePolicy::Through);
+        for first in [0, 10] {
+            host.insert(&tokens(first..first + 3), 0);
+            settle(&mut host, true);
+        }
+        host.evict_all();
+        if pinned > 0 {
+            let pin = pin(host.ns, &tokens(0..pinned), 60);
+            let pages = pinned;
+            let told = host.cache.act(TENANT, &pin, host.now);
+            assert_eq!(told, Outcome::Accepted { pages });
+        }
+        let available = host.cache.available(TierId::Host);
+        assert_eq!(available, 8 - pinned);
+        let more = host.cache.make_room(TierId::Host, available + 1, host.now);
+        assert!(more.is_err(), "{pinned} pages are pinned");
+        let all = host.cache.make_room(TierId::Host, available, host.now);
+        assert_eq!(all.unwrap().freed_pages, 6 - pinned);
+        host.assert_idle();
+    }
+}
