@@ -5,10 +5,10 @@
 mod host;
 
 use host::{DEVICE, Host, R0};
-use rootstock_memory::{CopyDone, PageAddress, StoreEvent, StoreOp, StorePlan};
+use rootstock_memory::{CopyDone, PageAddress, ReplicaId, StoreEvent, StoreOp, StorePlan, TierId};
 use rootstock_radix::{
-    Action, CacheConfig, CacheError, Key, NamespaceKey, Outcome, PolicyKind, PrefixCache, Target,
-    TenantId, Token, WritePolicy,
+    Action, CacheConfig, CacheError, Key, Lease, NamespaceKey, Outcome, PolicyKind, PrefixCache,
+    Target, TenantId, Token, WritePolicy,
 };
 
 fn config(host_pages: u32) -> CacheConfig {
@@ -518,4 +518,65 @@ fn prefetches_of_many_prefixes_share_one_quarter_of_the_device() {
         copies(&mut host);
     }
     host.assert_idle();
+}
+
+/// Those who wait for copies and reads hear of their own and of no others.
+#[test]
+fn what_is_under_way_is_told_to_those_whom_it_concerns() {
+    let mut host = Host::new(&CacheConfig {
+        device_pages: vec![8, 8],
+        ..config(8)
+    });
+    let at = |host: &Host| {
+        let tiers = [DEVICE, TierId::Device(ReplicaId(1)), TierId::Host];
+        tiers.map(|tier| host.cache.copies_at(tier))
+    };
+    let of = |host: &mut Host, replica| {
+        let mut plans = Vec::new();
+        host.cache.drain_copies_of(ReplicaId(replica), &mut plans);
+        plans
+    };
+    host.insert(&tokens(0..8), 0);
+    assert_eq!(at(&host), [1, 0, 1]);
+    assert_eq!(of(&mut host, 1), []);
+    host.plans = of(&mut host, 0);
+    assert_eq!(host.plans.len(), 1);
+    assert_eq!(of(&mut host, 0), [], "each is given once");
+    copies(&mut host);
+    assert_eq!(at(&host), [0, 0, 0]);
+    let mut host = Host::new(&config(8));
+    let stored = store(&mut host, &tokens(0..8));
+    host.evict_all();
+    let mut lease = host.find(&tokens(0..8)).lease;
+    let asked = |host: &Host, lease: &Lease| {
+        let cache = &host.cache;
+        (cache.is_promoting(lease), cache.is_coming(lease))
+    };
+    assert_eq!(asked(&host, &lease), (false, false));
+    let (mut room, _) = host.cache.reserve(DEVICE, 4, host.now).unwrap();
+    let plan = host.cache.promote(&mut lease, &mut room, host.now).unwrap();
+    host.cache.cancel(room);
+    let other = host.find(&tokens(0..8)).lease;
+    assert!(host.cache.is_promoting(&lease));
+    assert_eq!(asked(&host, &other), (false, true));
+    host.plans.push(plan);
+    copies(&mut host);
+    assert!(!host.cache.is_promoting(&lease));
+    assert_eq!(asked(&host, &other), (false, false));
+    host.end(lease);
+    host.end(other);
+    let mut new = restarted(8, &stored);
+    let reads = |host: &Host, range| {
+        let tokens = &tokens(range);
+        host.cache.is_reading(Key {
+            ns: host.ns,
+            tokens,
+        })
+    };
+    assert!(!reads(&new, 0..8));
+    let plans = fetch(&mut new, &tokens(0..8));
+    assert!(reads(&new, 0..8) && reads(&new, 0..2) && reads(&new, 0..40));
+    assert!(!reads(&new, 0..1) && !reads(&new, 50..58) && !reads(&new, 1..8));
+    done(&mut new, &plans[0], 4);
+    assert!(!reads(&new, 0..8));
 }
