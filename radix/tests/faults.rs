@@ -437,12 +437,20 @@ fn what_one_request_computes_in_many_steps_is_one_node() {
     host.end(lease);
     assert_eq!(host.hit(&all), 60);
     assert_eq!(host.cache.stats().nodes, empty + 1);
-    // What another request has matched stays as it is.
+    // Nor does the next turn, if it alone holds the leaf, make another.
+    let longer: Vec<u32> = (0..80).collect();
     let mut lease = host.run(&all, 0);
-    let longer: Vec<u32> = (0..70).collect();
-    host.extend(&mut lease, &longer, 0);
+    host.extend(&mut lease, &longer[..70], 0);
+    assert_eq!(host.cache.stats().nodes, empty + 1);
+    // What another request holds too stays as it is.
+    let other = host.run(&longer[..70], 0);
+    let mut third = host.run(&longer[..70], 0);
+    host.extend(&mut third, &longer, 0);
     assert_eq!(host.cache.stats().nodes, empty + 2);
-    host.end(lease);
+    for lease in [lease, other, third] {
+        host.end(lease);
+    }
+    assert_eq!(host.hit(&longer), 80);
     host.assert_idle();
 }
 

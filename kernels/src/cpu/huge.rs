@@ -65,9 +65,9 @@ pub fn advise_huge(bytes: &mut [u8]) {
             let start = bytes.as_mut_ptr().wrapping_add(skip).cast();
             let advice = rustix::mm::Advice::LinuxHugepage;
             // SAFETY: whole pages inside a slice that is ours alone; the advice changes no byte.
-            let done = unsafe { rustix::mm::madvise(start, len, advice) };
+            let taken = unsafe { rustix::mm::madvise(start, len, advice) };
             // A system without huge pages refuses, and goes on with small ones.
-            let _ = done;
+            taken.unwrap_or_default();
         }
     }
     #[cfg(not(target_os = "linux"))]

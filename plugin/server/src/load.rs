@@ -182,7 +182,11 @@ pub fn sink(feed: Option<Feed>, memory: Arc<Memory>) -> KvEventSink {
     let mut evicted_before = 0;
     let take = move |news: KvNews<'_>, core: &ServingCore| {
         let stats = core.cache().stats();
-        let evicted = stats.tiers.iter().map(|tier| tier.evicted_pages).sum::<u64>();
+        let evicted = stats
+            .tiers
+            .iter()
+            .map(|tier| tier.evicted_pages)
+            .sum::<u64>();
         let dropped_only = evicted == evicted_before;
         evicted_before = evicted;
         let name = |ns| core.namespace_key(ns);

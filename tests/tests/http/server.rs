@@ -157,7 +157,9 @@ impl Server {
             // A dropped sender is a wish to stop too.
             drop(stopped.await);
         });
-        let thread = std::thread::spawn(move || runtime.block_on(run));
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(run);
+        });
         Server {
             address,
             service,
