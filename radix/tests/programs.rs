@@ -344,3 +344,15 @@ fn a_parent_that_runs_or_is_done_is_not_expected() {
     world.ask(&[7, 8], &done("b"), 5 * SECOND);
     assert_eq!(world.cache.returns_at(), None, "it is done");
 }
+
+/// A program remembers eight prefixes, and the same one again is none more.
+#[test]
+fn a_prefix_that_a_program_asks_for_again_and_again_pushes_no_other_out() {
+    let mut world = World::new(16, 16);
+    world.ask(&[1, 2, 3], &of("a"), SECOND);
+    for turn in 2..12 {
+        world.ask(&[1, 9], &of("a"), turn * SECOND);
+    }
+    let a = world.id("a");
+    assert_eq!(world.cache.program_holds(a).distinct, 4);
+}

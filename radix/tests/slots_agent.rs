@@ -237,6 +237,27 @@ fn a_stripped_answer_goes_first_without_a_word_from_anybody() {
 }
 
 #[test]
+fn what_may_be_the_answer_of_another_program_is_not_taken_for_stripped() {
+    for (before, by, is_kept) in [(None, Some(2), false), (Some(1), Some(2), true)] {
+        let mut world = World::new(SlotPolicy::Agent, 60, 0, Host::None);
+        world.at(10);
+        world.ask(None, &tokens(500, 8), &says(), &[]);
+        world.at(20);
+        world.ask(before, &tokens(0, 8), &says(), &tokens(100, 5));
+        let mut turn = tokens(0, 8);
+        turn.extend(tokens(200, 6));
+        world.at(21);
+        world.ask(by, &turn, &says(), &[]);
+        let mut old = tokens(0, 8);
+        old.extend(tokens(100, 5));
+        let evicted = world.evict(5);
+        let left = (world.has(&old), world.has(&tokens(500, 8)));
+        let expected = if is_kept { (8, (13, 0)) } else { (5, (8, 8)) };
+        assert_eq!((evicted, left), expected, "{before:?}");
+    }
+}
+
+#[test]
 fn a_last_request_leaves_nothing_that_others_have_to_make_room_for() {
     let mut world = World::new(SlotPolicy::Agent, 40, 0, Host::None);
     world.at(10);
@@ -277,6 +298,25 @@ fn where_not_all_programs_fit_some_stay_whole() {
     let asked = 25 * 30 * 20;
     assert_eq!(lru, 0, "of {asked} tokens");
     assert!(agent * 4 > asked, "{agent} of {asked} tokens were found");
+}
+
+#[test]
+fn what_is_found_again_is_a_hit_at_each_capacity_that_would_have_held_it() {
+    let mut world = World::new(SlotPolicy::Agent, 64, 0, Host::None);
+    for turn in 0..10 {
+        world.at(turn);
+        let prompt = tokens(100 * (u32::try_from(turn).unwrap() % 2), 20);
+        world.ask(None, &prompt, &says(), &[]);
+    }
+    // Both prompts together are 40 tokens.
+    for point in world.tree.learned(200, 160).unwrap().curve {
+        let hits = (point.hit_tokens, point.lru_hit_tokens);
+        match point.pages {
+            0..20 => assert_eq!(hits, (0, 0), "{point:?}"),
+            20..40 => assert!(hits.0 < 160, "{point:?}"),
+            _ => assert_eq!(hits, (160, 160), "{point:?}"),
+        }
+    }
 }
 
 #[test]

@@ -113,10 +113,14 @@ mod tests {
         let dead = root.join(ALL).join("1-0");
         fs::create_dir_all(dead.join("pages")).unwrap();
         fs::write(dead.with_extension(LOCK), "").unwrap();
+        // One that was killed before it had a folder.
+        let early = root.join(ALL).join("2-0.lock");
+        fs::write(&early, "").unwrap();
         let second = Unfinished::claim(&root).unwrap();
         assert_ne!(first.folder(), second.folder());
         assert!(first.folder().join("page").exists(), "its owner lives");
         assert!(!dead.exists() && !dead.with_extension(LOCK).exists());
+        assert!(!early.exists());
         drop((first, second));
         assert_eq!(fs::read_dir(root.join(ALL)).unwrap().count(), 0);
         fs::remove_dir_all(&root).unwrap();

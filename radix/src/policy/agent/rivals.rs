@@ -335,4 +335,29 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn each_trial_that_is_lost_makes_the_rest_before_the_next_half_as_long_again() {
+        let mut rivals = Rivals::new(64);
+        let mut rounds = Vec::new();
+        while rounds.len() < 40 {
+            for at in 0..ROUND {
+                rivals.touch(at % 64);
+                // It would find all, and finds nothing where it rules.
+                let held = Held {
+                    found: false,
+                    by_policy: true,
+                };
+                rivals.score(at % 64, held);
+            }
+            rounds.push(rivals.lru_rules());
+        }
+        let rests = rounds.split(|&rules| !rules).map(<[bool]>::len);
+        let rests: Vec<_> = rests.filter(|&len| len > 0).collect();
+        assert_eq!(
+            rests,
+            [3, 4, 5, 7, 10],
+            "2 rounds at first, and the one that lost"
+        );
+    }
 }

@@ -244,6 +244,8 @@ mod tests {
         let gone: Vec<u32> = std::iter::from_fn(|| samples.forget()).collect();
         assert_eq!(gone, [3, 9, 0, 5, 2, 8], "until four are known");
         assert_eq!(samples.fault(|node| (node == 10).then_some((0, 1))), None);
+        let fault = samples.fault(|node| (node == 10).then_some((1, 2)));
+        assert_eq!(fault.unwrap(), "page 0 is not in node 10");
         // What was forgotten is new, in a place that is used again.
         assert_eq!(samples.put(11, 0, 3), Seen::New(8));
         assert_eq!(samples.put(12, 0, 7), Seen::Again(7, 0));

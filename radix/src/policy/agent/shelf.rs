@@ -539,6 +539,7 @@ mod tests {
         put(&mut shelf, 1, 0, Group::Plain, 0);
         put(&mut shelf, 2, 0, Group::Due, 64 * SECOND);
         put(&mut shelf, 3, 0, Group::Plain, 0);
+        put(&mut shelf, 4, 0, Group::Due, 30_000 * SECOND);
         let cell = |shelf: &Shelf, at: u32| {
             let mut at = shelf.link(at).next;
             while at < HEADS {
@@ -551,18 +552,19 @@ mod tests {
             shelf.set_now(now);
             assert!(shelf.first().is_some());
             shelf.check().unwrap();
-            for at in [1, 2, 3] {
+            for at in 1..5 {
                 let (is, should) = (cell(&shelf, at), shelf.mark_of(at).cell(now));
                 assert!((0..=1).contains(&(should - is)), "{at}: {is} at {now}");
             }
         }
         // Long nothing, then all at once.
-        let now = 20_000 * SECOND;
-        shelf.set_now(now);
-        assert!(shelf.first().is_some());
-        shelf.check().unwrap();
-        for at in [1, 2, 3] {
-            assert_eq!(cell(&shelf, at), shelf.mark_of(at).cell(now));
+        for now in [20_000 * SECOND, 60_000 * SECOND] {
+            shelf.set_now(now);
+            assert!(shelf.first().is_some());
+            shelf.check().unwrap();
+            for at in 1..5 {
+                assert_eq!(cell(&shelf, at), shelf.mark_of(at).cell(now), "{at}");
+            }
         }
     }
 
