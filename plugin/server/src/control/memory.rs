@@ -151,3 +151,42 @@ impl Memory {
         (owner.as_deref() == salt).then(|| report.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rootstock::memory::TierId;
+    use rootstock::radix::{EventTier, TierStats};
+
+    use super::*;
+
+    fn remembered(pages: u32, removed: u64) -> usize {
+        let tier = TierStats {
+            tier: TierId::Host,
+            total: pages,
+            free: pages,
+            evictable: 0,
+            leased: 0,
+            held: 0,
+            in_transit: 0,
+            hit_tokens: 0,
+            evicted_pages: 0,
+            dropped_pages: 0,
+        };
+        let cache = CacheStats {
+            tiers: vec![tier],
+            ..CacheStats::default()
+        };
+        let hashes = (0..removed).collect();
+        let tier = EventTier::Host;
+        let memory = Memory::default();
+        memory.hear(&[KvEvent::Removed { tier, hashes }], &cache, false, 0);
+        memory.ghosts(&cache).len()
+    }
+
+    #[test]
+    fn as_many_removed_pages_are_remembered_as_the_size_of_the_cache_asks_for() {
+        assert_eq!(remembered(10, 5_000), 4_096);
+        assert_eq!(remembered(1_000, 9_000), 8_000);
+        assert_eq!(remembered(1_000_000, 140_000), 131_072);
+    }
+}
