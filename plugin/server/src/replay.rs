@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rootstock::radix::PolicyKind;
 
 mod block_size;
+mod columns;
 mod error;
 mod jobs;
 mod mooncake;
@@ -32,23 +33,19 @@ mod ticker;
 mod trace;
 mod tree;
 
+use columns::Column;
 use jobs::{Job, Line, Outcome, Setting};
 use read::TraceFile;
 use report::{INFINITE, OPTIMUM, ratio};
 use step_model::StepModel;
 
+pub use columns::Swept;
 pub use error::ReplayError;
 pub use policy::{Policy, UnknownPolicy};
 pub use read::TraceForm;
 pub use report::{Entry, Expected, Report};
 pub use signals::Signal;
 pub use tally::Times;
-
-/// Blocks of a cache, at most: as many as a trace may have.
-const CAPACITY_BLOCKS_MAX: u32 = 1 << 28;
-
-/// Columns of the table where `--capacity` is absent: these parts of the trace's distinct blocks.
-const DEFAULT_PARTS: [u32; 6] = [32, 16, 8, 4, 2, 1];
 
 /// Flags of `rootstock replay --trace`, beside the trace itself.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -59,12 +56,15 @@ pub struct ReplayFlags {
     /// Capacities in tokens, separated by commas [default: 1/32 to all of the trace's blocks]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
     pub capacity: Vec<u64>,
-    /// Tokens of a host tier below each capacity; the optimum has both in one
-    #[arg(long, value_name = "TOKENS", default_value_t = 0, requires = "trace")]
-    pub host_capacity: u64,
-    /// Tokens of a storage tier below the host tier
-    #[arg(long, value_name = "TOKENS", default_value_t = 0, requires = "trace")]
-    pub storage_capacity: u64,
+    /// Tokens of a host tier below the device; the optimum has both in one [default: none]
+    ///
+    /// One of --capacity, --host-capacity and --storage-capacity may be several sizes, separated by
+    /// commas: they are the columns.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
+    pub host_capacity: Vec<u64>,
+    /// Tokens of a storage tier below the host tier [default: none]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', requires = "trace")]
+    pub storage_capacity: Vec<u64>,
     /// Journal of a run, whose step times tell how long prompts would take; see serve --journal
     #[arg(long, value_name = "JOURNAL", requires = "trace")]
     pub step_times: Option<PathBuf>,
@@ -119,27 +119,15 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
     let reading = bar("reading", "{bytes} of {total_bytes}");
     let file = read::read_file(trace, flags.page_size, &flags.signals, &reading)?;
     reading.finish_and_clear();
-    let capacities = capacities(&flags.capacity, &file)?;
-    let host_blocks = lower_blocks(flags.host_capacity, file.page_tokens)?;
-    let storage_blocks = lower_blocks(flags.storage_capacity, file.page_tokens)?;
-    if storage_blocks > 0 && host_blocks == 0 {
-        return Err(ReplayError::StorageAlone {
-            tokens: flags.storage_capacity,
-        });
-    }
+    let (swept, columns) = columns::of(flags, &file)?;
     let model = flags.step_times.as_deref().map(StepModel::of_journal);
     let model = model.transpose()?;
     let policies = policies(&flags.policies).into_iter().map(Line::Policy);
     let jobs: Vec<Job> = policies
         .chain([Line::Optimum])
         .flat_map(|line| {
-            capacities.iter().map(move |&(tokens, blocks)| Job {
-                line,
-                tokens,
-                blocks,
-                host_blocks,
-                storage_blocks,
-            })
+            let columns = columns.iter();
+            columns.map(move |&column| Job { line, column })
         })
         .collect();
     let replaying = bar(
@@ -154,7 +142,7 @@ pub fn replay(trace: &Path, flags: &ReplayFlags) -> Result<Report, ReplayError> 
     };
     let outcomes = jobs::run_all(setting, &jobs, &replaying)?;
     replaying.finish_and_clear();
-    Ok(gather(trace, &file, &jobs, &outcomes))
+    Ok(gather(trace, &file, swept, &jobs, &outcomes))
 }
 
 /// The policies to replay: those asked for and `lru`, or all, in the order of the cache.
@@ -167,62 +155,33 @@ fn is_lru(policy: Policy) -> bool {
     policy.kind == PolicyKind::Lru
 }
 
-/// The columns: tokens as asked for, and whole blocks; ascending.
-fn capacities(asked: &[u64], file: &TraceFile) -> Result<Vec<(u64, u32)>, ReplayError> {
-    let page_tokens = file.page_tokens;
-    let limit = u64::from(CAPACITY_BLOCKS_MAX) * u64::from(page_tokens);
-    let mut tokens = asked.to_vec();
-    if asked.is_empty() {
-        let distinct = file.trace.distinct_blocks().max(1);
-        let blocks = DEFAULT_PARTS.map(|part| distinct.div_ceil(part));
-        tokens = blocks
-            .map(|count| u64::from(count) * u64::from(page_tokens))
-            .to_vec();
-    }
-    tokens.sort_unstable();
-    tokens.dedup();
-    let checked = tokens.into_iter().map(|tokens| {
-        let blocks = u32::try_from(tokens / u64::from(page_tokens)).unwrap_or(u32::MAX);
-        if (1..=CAPACITY_BLOCKS_MAX).contains(&blocks) {
-            Ok((tokens, blocks))
-        } else {
-            Err(ReplayError::Capacity {
-                tokens,
-                page_tokens,
-                limit,
-            })
-        }
-    });
-    checked.collect()
-}
-
-/// Whole blocks of the host or of the storage tier.
-fn lower_blocks(tokens: u64, page_tokens: u32) -> Result<u32, ReplayError> {
-    let limit = u64::from(CAPACITY_BLOCKS_MAX) * u64::from(page_tokens);
-    let blocks = u32::try_from(tokens / u64::from(page_tokens)).ok();
-    let fits = blocks.filter(|blocks| *blocks <= CAPACITY_BLOCKS_MAX);
-    fits.ok_or(ReplayError::HostCapacity { tokens, limit })
-}
-
 /// The report of all outcomes, with the line of the infinite cache as the last.
-fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> Report {
+fn gather(
+    path: &Path,
+    file: &TraceFile,
+    swept: Swept,
+    jobs: &[Job],
+    outcomes: &[Outcome],
+) -> Report {
     let trace = &file.trace;
     let blocks = trace.total_blocks();
-    let hits_of = |is: fn(Line) -> bool, tokens: u64| {
+    let hits_of = |is: fn(Line) -> bool, column: Column| {
         let mut all = jobs.iter().zip(outcomes);
-        let same = all.find(|(job, _)| is(job.line) && job.tokens == tokens);
+        let same = all.find(|(job, _)| is(job.line) && job.column == column);
         same.map_or(0, |(_, outcome)| outcome.totals.hits)
     };
     let entry = |job: &Job, policy, hits, outcome: Option<&Outcome>| Entry {
         policy,
-        capacity_tokens: job.tokens,
-        capacity_blocks: job.blocks,
+        capacity_tokens: job.column.device.tokens,
+        capacity_blocks: job.column.device.blocks,
+        host_tokens: job.column.host.tokens,
+        storage_tokens: job.column.storage.tokens,
         hit_blocks: hits,
         host_hit_blocks: outcome.map_or(0, |outcome| outcome.totals.host_hits),
         storage_hit_blocks: outcome.map_or(0, |outcome| outcome.totals.storage_hits),
         hit_ratio: ratio(hits, blocks).unwrap_or_default(),
-        times_lru: ratio(hits, hits_of(is_lru_line, job.tokens)),
-        share_of_optimum: ratio(hits, hits_of(is_optimum, job.tokens)),
+        times_lru: ratio(hits, hits_of(is_lru_line, job.column)),
+        share_of_optimum: ratio(hits, hits_of(is_optimum, job.column)),
         saved_tokens: outcome.map(|outcome| outcome.totals.saved_tokens),
         times: outcome.and_then(|outcome| outcome.totals.times),
         seconds: outcome.map(|outcome| outcome.took.as_secs_f64()),
@@ -237,10 +196,6 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         .map(|(job, outcome)| entry(job, name(job.line), outcome.totals.hits, Some(outcome)));
     let columns = jobs.iter().filter(|job| is_optimum(job.line));
     let infinite = columns.map(|job| entry(job, INFINITE, trace.infinite_hits(), None));
-    let lower = |blocks: fn(&Job) -> u32| {
-        let blocks = jobs.first().map_or(0, blocks);
-        u64::from(blocks) * u64::from(file.page_tokens)
-    };
     Report {
         trace: path
             .file_name()
@@ -250,8 +205,7 @@ fn gather(path: &Path, file: &TraceFile, jobs: &[Job], outcomes: &[Outcome]) -> 
         form: file.form,
         requests: trace.len() as u64,
         page_tokens: file.page_tokens,
-        host_tokens: lower(|job| job.host_blocks),
-        storage_tokens: lower(|job| job.storage_blocks),
+        swept,
         prompt_tokens: (0..trace.len())
             .map(|request| trace.prompt_tokens(request, file.page_tokens))
             .sum(),

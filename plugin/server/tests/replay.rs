@@ -175,8 +175,8 @@ fn lower_tiers_find_what_the_device_has_lost_and_are_told_apart() {
     let with = |host_capacity, storage_capacity| {
         let flags = ReplayFlags {
             capacity: vec![8192],
-            host_capacity,
-            storage_capacity,
+            host_capacity: vec![host_capacity],
+            storage_capacity: vec![storage_capacity],
             ..flags(&["lru"])
         };
         replay(&data("replay_small.jsonl"), &flags).unwrap()
@@ -200,7 +200,7 @@ fn lower_tiers_find_what_the_device_has_lost_and_are_told_apart() {
 #[test]
 fn storage_without_host_is_refused_with_what_to_do() {
     let flags = ReplayFlags {
-        storage_capacity: 4096,
+        storage_capacity: vec![4096],
         ..flags(&["lru"])
     };
     let error = replay(&data("replay_small.jsonl"), &flags).unwrap_err();
@@ -209,4 +209,38 @@ fn storage_without_host_is_refused_with_what_to_do() {
         text.contains("--storage-capacity 4096 needs --host-capacity"),
         "{text}"
     );
+}
+
+#[test]
+fn a_host_tier_is_swept_below_one_device_and_two_tiers_are_not_at_once() {
+    let with = |capacity: &[u64], host_capacity: &[u64]| {
+        let flags = ReplayFlags {
+            capacity: capacity.to_vec(),
+            host_capacity: host_capacity.to_vec(),
+            ..flags(&["lru"])
+        };
+        replay(&data("replay_small.jsonl"), &flags)
+    };
+    let sizes = [0, 8192, 16384];
+    let swept = with(&[8192], &[16384, 0, 8192]).unwrap();
+    for (column, host) in sizes.into_iter().enumerate() {
+        let alone = with(&[8192], &[host]).unwrap();
+        assert_eq!(swept.results[column].host_tokens, host);
+        assert_eq!(
+            swept.results[column].hit_blocks,
+            alone.results[0].hit_blocks
+        );
+        assert_eq!(swept.results[column].times_lru, Some(1.0));
+    }
+    let table = swept.table();
+    assert!(
+        table.contains("by tokens of a host tier below a device of 8192\n"),
+        "{table}"
+    );
+    let columns: Vec<&str> = table.lines().nth(3).unwrap().split_whitespace().collect();
+    assert_eq!(columns, ["0", "8192", "16384"], "{table}");
+    for capacity in [&[8192, 16384][..], &[]] {
+        let error = with(capacity, &[8192, 16384]).unwrap_err().to_string();
+        assert!(error.contains("--capacity must be one size"), "{error}");
+    }
 }

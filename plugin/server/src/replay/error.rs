@@ -44,9 +44,17 @@ pub enum ReplayError {
         /// What was asked for.
         tokens: u64,
     },
-    /// A host tier beyond what a cache may have.
-    #[error("--host-capacity or --storage-capacity {tokens}: at most {limit} tokens")]
-    HostCapacity {
+    /// Sizes of two tiers that both differ from column to column.
+    #[error(
+        "--capacity, --host-capacity and --storage-capacity: one of them may be several sizes, and \
+         --capacity must be one size where another is several"
+    )]
+    SweepOfTwo,
+    /// A tier beyond what a cache may have.
+    #[error("{flag} {tokens}: at most {limit} tokens")]
+    LowerCapacity {
+        /// The flag.
+        flag: &'static str,
         /// What was asked for.
         tokens: u64,
         /// The limit.

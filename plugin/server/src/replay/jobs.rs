@@ -7,6 +7,7 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use rootstock::radix::HitCurve;
 
+use super::columns::Column;
 use super::error::ReplayError;
 use super::optimum::{self, Future};
 use super::policy::Policy;
@@ -29,10 +30,7 @@ pub(crate) enum Line {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) line: Line,
-    pub(crate) tokens: u64,
-    pub(crate) blocks: u32,
-    pub(crate) host_blocks: u32,
-    pub(crate) storage_blocks: u32,
+    pub(crate) column: Column,
 }
 
 /// What all jobs have in common.
@@ -104,20 +102,25 @@ fn run_one(
         page_tokens,
         model,
     } = setting;
+    let Column {
+        device,
+        host,
+        storage,
+    } = job.column;
     let mut ticker = Ticker::new(progress.clone());
     let mut tally = Tally::new(trace, page_tokens, model);
     let start = crate::clock::now();
     let curve = match job.line {
         Line::Policy(policy) => {
             let room = Room {
-                device: job.blocks,
-                host: job.host_blocks,
-                storage: job.storage_blocks,
+                device: device.blocks,
+                host: host.blocks,
+                storage: storage.blocks,
             };
             tree::run(trace, policy.kind, room, &mut tally, &mut ticker)?
         }
         Line::Optimum => {
-            let blocks = job.blocks + job.host_blocks + job.storage_blocks;
+            let blocks = device.blocks + host.blocks + storage.blocks;
             let found = |request, device| {
                 let found = Found {
                     device,

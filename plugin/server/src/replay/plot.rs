@@ -1,5 +1,6 @@
 //! The hit curves as an SVG file: capacity on a logarithmic axis, one line a policy.
 
+use super::columns::Swept;
 use super::report::{Entry, INFINITE, OPTIMUM, Report};
 use crate::chart::{Axis, Chart, Line, Scale, Stroke, Tick, short};
 
@@ -18,7 +19,7 @@ pub(crate) fn svg(report: &Report) -> String {
             "{}: {} requests, hit ratio in blocks of {} tokens",
             report.trace, report.requests, report.page_tokens
         ),
-        x: capacities(lines.clone().next().unwrap_or_default()),
+        x: sizes(report, lines.clone().next().unwrap_or_default()),
         y: Axis {
             scale: Scale::Linear,
             from: 0.0,
@@ -31,7 +32,7 @@ pub(crate) fn svg(report: &Report) -> String {
                 .collect(),
             name: String::new(),
         },
-        lines: lines.map(line).collect(),
+        lines: lines.map(|entries| line(report.swept, entries)).collect(),
     };
     chart.svg()
 }
@@ -41,25 +42,31 @@ const fn place(tokens: u64) -> f64 {
     tokens as f64
 }
 
-/// The axis of the capacities that one line has.
-fn capacities(line: &[Entry]) -> Axis {
+/// The axis of the sizes that one line has.
+fn sizes(report: &Report, line: &[Entry]) -> Axis {
+    let size = |entry: &Entry| entry.swept_tokens(report.swept);
     let tick = |entry: &Entry| Tick {
-        at: place(entry.capacity_tokens),
-        label: short(entry.capacity_tokens),
+        at: place(size(entry)),
+        label: short(size(entry)),
     };
-    let ends = [line.first(), line.last()].map(|entry| entry.map_or(1, |end| end.capacity_tokens));
+    let ends = [line.first(), line.last()].map(|entry| entry.map_or(1, size));
     Axis {
-        scale: Scale::Log,
+        // No logarithm of nothing.
+        scale: if ends[0] == 0 {
+            Scale::Linear
+        } else {
+            Scale::Log
+        },
         from: place(ends[0]),
         to: place(ends[1]),
         ticks: line.iter().map(tick).collect(),
-        name: "capacity in tokens".to_owned(),
+        name: report.axis(),
     }
 }
 
-fn line(entries: &[Entry]) -> Line {
+fn line(swept: Swept, entries: &[Entry]) -> Line {
     let name = entries.first().map_or("", |entry| entry.policy);
-    let point = |entry: &Entry| (place(entry.capacity_tokens), entry.hit_ratio);
+    let point = |entry: &Entry| (place(entry.swept_tokens(swept)), entry.hit_ratio);
     Line {
         name: name.to_owned(),
         stroke: match name {

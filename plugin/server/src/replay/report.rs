@@ -5,6 +5,7 @@ use std::fmt::Write;
 use rootstock::radix::HitCurve;
 use serde::Serialize;
 
+use super::columns::Swept;
 use super::read::TraceForm;
 use super::tally::Times;
 
@@ -25,12 +26,8 @@ pub struct Report {
     pub requests: u64,
     /// Tokens of a block.
     pub page_tokens: u32,
-    /// Tokens of the host tier below each capacity.
-    #[serde(skip_serializing_if = "is_none")]
-    pub host_tokens: u64,
-    /// Tokens of the storage tier below that.
-    #[serde(skip_serializing_if = "is_none")]
-    pub storage_tokens: u64,
+    /// The tier whose size differs from column to column.
+    pub swept: Swept,
     /// Tokens of all prompts.
     pub prompt_tokens: u64,
     /// Blocks of all prompts, a partial last one counted as one.
@@ -54,6 +51,12 @@ pub struct Entry {
     pub capacity_tokens: u64,
     /// Capacity in whole blocks.
     pub capacity_blocks: u32,
+    /// Tokens of the host tier below it.
+    #[serde(skip_serializing_if = "is_none")]
+    pub host_tokens: u64,
+    /// Tokens of the storage tier below that.
+    #[serde(skip_serializing_if = "is_none")]
+    pub storage_tokens: u64,
     /// Blocks found, on all tiers.
     pub hit_blocks: u64,
     /// Those copied up from host.
@@ -107,7 +110,18 @@ impl Expected {
     }
 }
 
-/// Whether there is no host tier.
+impl Entry {
+    /// Tokens of the tier that is swept.
+    pub(crate) const fn swept_tokens(&self, swept: Swept) -> u64 {
+        match swept {
+            Swept::Device => self.capacity_tokens,
+            Swept::Host => self.host_tokens,
+            Swept::Storage => self.storage_tokens,
+        }
+    }
+}
+
+/// Whether there is no such tier.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
 fn is_none(tokens: &u64) -> bool {
     *tokens == 0
@@ -123,21 +137,38 @@ impl Report {
         for note in self.notes() {
             text.push_str(&note);
         }
-        text.push_str("hit ratio in blocks, by capacity in tokens");
-        if self.host_tokens > 0 {
-            push(
-                &mut text,
-                format_args!(" above a host tier of {}", self.host_tokens),
-            );
-        }
-        if self.storage_tokens > 0 {
-            push(
-                &mut text,
-                format_args!(" and a storage tier of {}", self.storage_tokens),
-            );
-        }
+        push(
+            &mut text,
+            format_args!("hit ratio in blocks, by {}", self.axis()),
+        );
         text.push_str("\n\n");
         self.grid(&mut text, |entry| Some(format!("{:.4}", entry.hit_ratio)));
+        text
+    }
+
+    /// What the columns are, and the tiers that are the same in all.
+    pub(crate) fn axis(&self) -> String {
+        let (device, host, storage) = self.results.first().map_or((0, 0, 0), |entry| {
+            let Entry {
+                capacity_tokens, ..
+            } = *entry;
+            (capacity_tokens, entry.host_tokens, entry.storage_tokens)
+        });
+        let mut text = match self.swept {
+            Swept::Device => "capacity in tokens".to_owned(),
+            Swept::Host => format!("tokens of a host tier below a device of {device}"),
+            Swept::Storage => {
+                format!(
+                    "tokens of a storage tier below a device of {device} and a host tier of {host}"
+                )
+            }
+        };
+        if host > 0 && self.swept == Swept::Device {
+            push(&mut text, format_args!(" above a host tier of {host}"));
+        }
+        if storage > 0 && self.swept != Swept::Storage {
+            push(&mut text, format_args!(" and a storage tier of {storage}"));
+        }
         text
     }
 
@@ -196,7 +227,7 @@ impl Report {
             .first()
             .map(|line| {
                 line.iter()
-                    .map(|entry| entry.capacity_tokens.to_string())
+                    .map(|entry| entry.swept_tokens(self.swept).to_string())
                     .collect()
             })
             .unwrap_or_default();
@@ -237,7 +268,7 @@ impl Report {
             }
             push(
                 &mut text,
-                format_args!("{} at {}:", entry.policy, entry.capacity_tokens),
+                format_args!("{} at {}:", entry.policy, entry.swept_tokens(self.swept)),
             );
             for point in &entry.expected {
                 let tokens = point.capacity_blocks * u64::from(self.page_tokens);
