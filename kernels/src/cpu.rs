@@ -40,10 +40,8 @@ pub use ggml::{GgmlType, dequantize};
 pub use heads::{HeadArgs, Heads, place_heads};
 pub use huge::{WeightRoom, advise_huge};
 pub use isa::{Isa, numerics_id};
-pub(crate) use kv::check_head_dim;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
-pub(crate) use kv::check_tables;
+pub(crate) use kv::{check_head_dim, check_tables};
 pub use kv::{KvRow, KvView, store_kv};
 pub use matmul::{Product, matmul, products};
 pub use matrix::PackedMatrix;
