@@ -7,8 +7,9 @@
 //!     |       cancel        |               v
 //!     +---------------------+            waiting --step_done(>= step)--> free
 //! ```
-//! Invariant: free + reserved + out + waiting = total. Reserved pages have no identity yet: the
-//! free list holds `free + reserved` ids. It is a stack, so the same calls give the same ids.
+//! Invariant: free + reserved + out + waiting = total. Reserved pages have no identity yet:
+//! `free + reserved` ids are those that came back and those that were never handed out. What came
+//! back is a stack and goes out before what is new, so the same calls give the same ids.
 
 use crate::{PageId, StepId, TierId};
 use std::collections::BTreeMap;
@@ -183,26 +184,22 @@ impl Drop for Reservation {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Free,
-    Out,
-    Waiting,
-}
-
 /// Counts and hands out the pages `1..=total` of one tier.
 #[derive(Debug)]
 pub struct PagePool {
     tier: TierId,
-    /// Free and reserved ids, taken from the end.
+    total: u32,
+    /// Free and reserved ids that came back, taken from the end.
     free: Vec<PageId>,
+    /// Those above it were never handed out, and are taken from the lowest on.
+    highest: u32,
     reserved: u32,
     waiting: BTreeMap<StepId, Vec<PageId>>,
     waiting_pages: u32,
     /// The last step that has ended.
     ended: Option<StepId>,
-    /// Indexed by page id; entry 0 is the scratch page and stays `Out`.
-    state: Vec<State>,
+    /// The pages that are out.
+    out: Bits,
     stray_releases: u64,
 }
 
@@ -210,20 +207,18 @@ impl PagePool {
     /// A pool of `total` usable pages.
     ///
     /// # Cost
-    /// Five bytes a page.
+    /// A bit a page; and four bytes for each of the most that were free again at a time.
     pub fn new(tier: TierId, total: u32) -> Self {
-        let mut state = vec![State::Free; total as usize + 1];
-        state[0] = State::Out;
-        let free = (1..=total).rev().map(PageId::new).collect();
-        let waiting = BTreeMap::new();
         Self {
             tier,
-            free,
+            total,
+            free: Vec::new(),
+            highest: 0,
             reserved: 0,
-            waiting,
+            waiting: BTreeMap::new(),
             waiting_pages: 0,
             ended: None,
-            state,
+            out: Bits::new(total as usize + 1),
             stray_releases: 0,
         }
     }
@@ -234,13 +229,18 @@ impl PagePool {
     }
 
     /// Usable pages.
-    pub fn total(&self) -> u32 {
-        count(self.state.len() - 1)
+    pub const fn total(&self) -> u32 {
+        self.total
     }
 
     /// Pages that can be reserved now.
-    pub fn free(&self) -> u32 {
-        count(self.free.len()) - self.reserved
+    pub const fn free(&self) -> u32 {
+        self.not_in_use() - self.reserved
+    }
+
+    /// Free and reserved.
+    const fn not_in_use(&self) -> u32 {
+        count(self.free.len()) + (self.total - self.highest)
     }
 
     /// Pages promised and not yet acquired.
@@ -254,8 +254,8 @@ impl PagePool {
     }
 
     /// Pages that were acquired and not given back.
-    pub fn out(&self) -> u32 {
-        self.total() - count(self.free.len()) - self.waiting_pages
+    pub const fn out(&self) -> u32 {
+        self.total - self.not_in_use() - self.waiting_pages
     }
 
     /// Releases that named a page which was not out; each was ignored.
@@ -289,11 +289,17 @@ impl PagePool {
         assert!(n <= self.reserved, "reservation is not of this pool");
         reservation.left -= n;
         self.reserved -= n;
-        let left = self.free.len().checked_sub(n as usize);
-        let left = left.expect("reserved pages are in the free list");
-        let ids: Vec<PageId> = self.free.drain(left..).rev().collect();
+        let again = self.free.len().min(n as usize);
+        let left = self.free.len() - again;
+        let mut ids = Vec::with_capacity(n as usize);
+        ids.extend(self.free.drain(left..).rev());
+        let new = n - count(again);
+        let highest = self.highest + new;
+        assert!(highest <= self.total, "reserved pages are not in use");
+        ids.extend((self.highest + 1..=highest).map(PageId::new));
+        self.highest = highest;
         for id in &ids {
-            self.state[id.index()] = State::Out;
+            self.out.set(id.index());
         }
         Pages {
             tier: self.tier,
@@ -327,7 +333,7 @@ impl PagePool {
     /// [`Self::stray_releases`]; in debug builds it panics.
     pub fn release_ids(&mut self, ids: &[PageId]) {
         for &id in ids {
-            if self.mark(id, State::Free) {
+            if self.take_back(id) {
                 self.free.push(id);
             }
         }
@@ -345,7 +351,7 @@ impl PagePool {
             self.release_ids(&ids);
             return;
         }
-        ids.retain(|&id| self.mark(id, State::Waiting));
+        ids.retain(|&id| self.take_back(id));
         if !ids.is_empty() {
             self.waiting_pages += count(ids.len());
             self.waiting.entry(step).or_default().append(&mut ids);
@@ -361,16 +367,13 @@ impl PagePool {
             }
             let ids = entry.remove();
             self.waiting_pages -= count(ids.len());
-            for &id in &ids {
-                self.state[id.index()] = State::Free;
-            }
             self.free.extend(ids);
         }
     }
 
     /// Whether page `id` is acquired and not given back.
     pub fn is_out(&self, id: PageId) -> bool {
-        id != PageId::SCRATCH && self.state.get(id.index()) == Some(&State::Out)
+        self.out.has(id.index())
     }
 
     /// Recounts everything.
@@ -381,26 +384,22 @@ impl PagePool {
     /// Linear in the pool.
     pub fn check(&self) -> Result<(), Corruption> {
         let bad = |detail: String| Err(Corruption::new("page pool", detail));
-        let mut seen = vec![State::Out; self.state.len()];
-        let waiting = self
-            .waiting
-            .values()
-            .flatten()
-            .map(|id| (id, State::Waiting));
-        let free = self.free.iter().map(|id| (id, State::Free));
-        for (id, state) in free.chain(waiting) {
-            if *id == PageId::SCRATCH || id.index() >= seen.len() {
-                return bad(format!("page {} does not exist", id.get()));
+        let mut listed = Bits::new(self.total as usize + 1);
+        for id in self.waiting.values().flatten().chain(&self.free) {
+            if *id == PageId::SCRATCH || id.get() > self.highest {
+                return bad(format!("page {} was never handed out", id.get()));
             }
-            if seen[id.index()] != State::Out {
+            if listed.has(id.index()) {
                 return bad(format!("page {} is listed twice", id.get()));
             }
-            seen[id.index()] = state;
+            listed.set(id.index());
         }
-        if let Some(at) = (0..seen.len()).find(|&at| seen[at] != self.state[at]) {
+        let is_out = |at: u32| at > 0 && at <= self.highest && !listed.has(at as usize);
+        if let Some(at) = (0..=self.total).find(|&at| is_out(at) != self.out.has(at as usize)) {
             return bad(format!(
-                "page {at} is {:?}, listed as {:?}",
-                self.state[at], seen[at]
+                "page {at} is out: {}, listed as free or waiting: {}",
+                self.out.has(at as usize),
+                listed.has(at as usize)
             ));
         }
         let waiting: usize = self.waiting.values().map(Vec::len).sum();
@@ -410,18 +409,18 @@ impl PagePool {
                 self.waiting_pages
             ));
         }
-        if self.reserved as usize > self.free.len() {
+        if self.reserved > self.not_in_use() {
             return bad(format!(
-                "{} reserved of {} free",
+                "{} reserved of {} that are not in use",
                 self.reserved,
-                self.free.len()
+                self.not_in_use()
             ));
         }
         Ok(())
     }
 
-    /// Moves a page that is out to `next`; false, counted, when it is not out.
-    fn mark(&mut self, id: PageId, next: State) -> bool {
+    /// A page that is out is so no more; false, counted, when it is not out.
+    fn take_back(&mut self, id: PageId) -> bool {
         let out = self.is_out(id);
         debug_assert!(
             out,
@@ -430,11 +429,35 @@ impl PagePool {
             self.tier
         );
         if out {
-            self.state[id.index()] = next;
+            self.out.clear(id.index());
         } else {
             self.stray_releases += 1;
         }
         out
+    }
+}
+
+/// A bit for each page, so that those of a large pool stay in the cache of the processor.
+#[derive(Debug)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(len: usize) -> Self {
+        Self(vec![0; len.div_ceil(64)])
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.0
+            .get(at / 64)
+            .is_some_and(|word| word >> (at % 64) & 1 == 1)
+    }
+
+    fn set(&mut self, at: usize) {
+        self.0[at / 64] |= 1 << (at % 64);
+    }
+
+    fn clear(&mut self, at: usize) {
+        self.0[at / 64] &= !(1 << (at % 64));
     }
 }
 

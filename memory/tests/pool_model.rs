@@ -1,4 +1,4 @@
-//! The page pool against a plain model: a set of free pages and a list of owners.
+//! The page pool against a plain model: a stack of free pages and a list of owners.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -49,6 +49,8 @@ struct World {
     waiting: Vec<(u64, PageId)>,
     /// The last step that has ended.
     ended: Option<u64>,
+    /// Pages that are neither out nor waiting; the last goes out first.
+    stack: Vec<PageId>,
 }
 
 impl World {
@@ -61,6 +63,7 @@ impl World {
             owners: vec![],
             waiting: vec![],
             ended: None,
+            stack: (1..=total).rev().map(PageId::new).collect(),
         }
     }
 
@@ -77,6 +80,9 @@ impl World {
                     let n = n.min(self.reservations[at].left());
                     let pages = self.pool.acquire(&mut self.reservations[at], n);
                     assert_eq!(pages.len(), n as usize);
+                    let left = self.stack.len() - n as usize;
+                    let ids: Vec<PageId> = self.stack.drain(left..).rev().collect();
+                    assert_eq!(pages.ids(), ids);
                     self.owners.push(pages);
                 }
             }
@@ -87,7 +93,9 @@ impl World {
             }
             Op::Release(at) => {
                 if let Some(at) = pick(at, self.owners.len()) {
-                    self.pool.release(self.owners.swap_remove(at));
+                    let pages = self.owners.swap_remove(at);
+                    self.stack.extend(pages.ids());
+                    self.pool.release(pages);
                 }
             }
             Op::ReleaseAfter(at, step) => {
@@ -96,6 +104,8 @@ impl World {
                     if self.ended.is_none_or(|ended| step > ended) {
                         self.waiting
                             .extend(pages.ids().iter().map(|&id| (step, id)));
+                    } else {
+                        self.stack.extend(pages.ids());
                     }
                     self.pool.release_after(pages, StepId(step));
                 }
@@ -103,7 +113,10 @@ impl World {
             Op::StepDone(step) => {
                 self.pool.step_done(StepId(step));
                 self.ended = self.ended.max(Some(step));
-                self.waiting.retain(|&(waits_for, _)| waits_for > step);
+                self.waiting.sort_by_key(|&(waits_for, _)| waits_for);
+                let done = self.waiting.partition_point(|one| one.0 <= step);
+                let freed = self.waiting.drain(..done).map(|(_, id)| id);
+                self.stack.extend(freed);
             }
             Op::Split(at, n) => {
                 if let Some(at) = pick(at, self.owners.len()) {
