@@ -25,11 +25,12 @@ ARCHES = (80, 90, 100)
 DIMS = (64, 80, 96, 128, 256)
 TYPES = ("f32", "f16", "bf16", "e4m3", "int8")
 BYTES = (4, 2, 2, 1, 1)
-GENERAL = ("prelude.cu", "blocks.cu", "general.cu", "dequantize.cu", "sample.cu")
+GENERAL = ("prelude.cu", "blocks.cu", "general.cu", "sample.cu")
 ATTENTION = ("prelude.cu", "attention.cu")
 # Of a weight in blocks.
 BLOCK_BYTES = {"q4_0": 18 / 32, "q4_1": 20 / 32, "q8_0": 34 / 32}
-BLOCK_BYTES |= {"q4_k": 144 / 256, "q6_k": 210 / 256}
+BLOCK_BYTES |= {"q5_0": 22 / 32, "q5_1": 24 / 32, "iq4_nl": 18 / 32}
+BLOCK_BYTES |= {"q4_k": 144 / 256, "q5_k": 176 / 256, "q6_k": 210 / 256}
 # Of the prebuilt code, so that drivers from CUDA 11.4 on take it.
 PTX_VERSION = "7.4"
 # Of an SM: registers, threads, shared memory a block can be given, blocks.

@@ -77,8 +77,12 @@ KERNEL(embed_blocks, EmbedArgs, 256) {
     switch (a.type) {
         case 2: return embed_row<2>(a, row);
         case 3: return embed_row<3>(a, row);
+        case 6: return embed_row<6>(a, row);
+        case 7: return embed_row<7>(a, row);
         case 8: return embed_row<8>(a, row);
         case 12: return embed_row<12>(a, row);
+        case 13: return embed_row<13>(a, row);
+        case 20: return embed_row<20>(a, row);
         default: return embed_row<14>(a, row);
     }
 }
@@ -208,9 +212,13 @@ template <u32 TYPE> DEVICE void product_blocks(const ProductArgs& a) {
 }
 KERNEL(product_rows_q4_0, ProductArgs, 128) { product_blocks<2>(a); }
 KERNEL(product_rows_q4_1, ProductArgs, 128) { product_blocks<3>(a); }
+KERNEL(product_rows_q5_0, ProductArgs, 128) { product_blocks<6>(a); }
+KERNEL(product_rows_q5_1, ProductArgs, 128) { product_blocks<7>(a); }
 KERNEL(product_rows_q8_0, ProductArgs, 128) { product_blocks<8>(a); }
 KERNEL(product_rows_q4_k, ProductArgs, 128) { product_blocks<12>(a); }
+KERNEL(product_rows_q5_k, ProductArgs, 128) { product_blocks<13>(a); }
 KERNEL(product_rows_q6_k, ProductArgs, 128) { product_blocks<14>(a); }
+KERNEL(product_rows_iq4_nl, ProductArgs, 128) { product_blocks<20>(a); }
 
 // 64 tokens by 64 rows by tensor cores, 32 columns at a time; weights in blocks (BLOCKS: their
 // type) become halves on the way. Grid: rows, tokens.
@@ -285,9 +293,13 @@ KERNEL(product_tiles_f16, ProductArgs, 128) { product_tiles<1>(a); }
 KERNEL(product_tiles_bf16, ProductArgs, 128) { product_tiles<2>(a); }
 KERNEL(product_tiles_q4_0, ProductArgs, 128) { product_tiles<1, 2>(a); }
 KERNEL(product_tiles_q4_1, ProductArgs, 128) { product_tiles<1, 3>(a); }
+KERNEL(product_tiles_q5_0, ProductArgs, 128) { product_tiles<1, 6>(a); }
+KERNEL(product_tiles_q5_1, ProductArgs, 128) { product_tiles<1, 7>(a); }
 KERNEL(product_tiles_q8_0, ProductArgs, 128) { product_tiles<1, 8>(a); }
 KERNEL(product_tiles_q4_k, ProductArgs, 128) { product_tiles<1, 12>(a); }
+KERNEL(product_tiles_q5_k, ProductArgs, 128) { product_tiles<1, 13>(a); }
 KERNEL(product_tiles_q6_k, ProductArgs, 128) { product_tiles<1, 14>(a); }
+KERNEL(product_tiles_iq4_nl, ProductArgs, 128) { product_tiles<1, 20>(a); }
 
 // Copies of pages: whole layers of pages that lie apart, to one buffer without gaps and back.
 struct PagesArgs {

@@ -1,4 +1,4 @@
-//! Norms, embedding, weight formats, copies of pages and sampling, emulated, through the Rust host
+//! Norms, embedding, copies of pages and sampling, emulated, through the Rust host
 //! path: random shapes against the CPU's reference, and planted faults.
 #![expect(
     clippy::unwrap_used,
@@ -19,10 +19,10 @@ use case::{Rng, cases, largest};
 use mock::{Fault, Outcome, Variant, catch_all, on_mock, outcome_with};
 use rootstock_kernels::cuda::{
     Batch, BatchRows, Device, DeviceBuffer, DevicePages, GeneralKernels, KvFormat, NormCall,
-    Numerics, PagePart, PageShape, SampleRow, Stream, WeightType,
+    Numerics, PagePart, PageShape, SampleRow, Stream,
 };
 use rootstock_kernels::{
-    GgmlType, Isa, KvRow, SampleArgs, SampleScratch, dequantize, rms_norm, sample, silu_mul,
+    GgmlType, Isa, KvRow, SampleArgs, SampleScratch, rms_norm, sample, silu_mul,
 };
 use rootstock_memory::{KvDtype, KvLayout, LayoutOrder, LayoutSpec, PageId};
 use weights::rounded;
@@ -190,51 +190,6 @@ fn embedding_takes_the_rows_of_known_and_of_fed_tokens() {
 }
 
 #[test]
-fn every_weight_format_is_dequantized_to_the_last_bit() {
-    if !on_mock(
-        "every_weight_format_is_dequantized_to_the_last_bit",
-        &GENERAL,
-    ) {
-        return;
-    }
-    let rig = Rig::new();
-    for seed in 0..cases() * GgmlType::ALL.len() as u64 {
-        let rng = &mut Rng(seed);
-        let ty = GgmlType::ALL[seed as usize % GgmlType::ALL.len()];
-        let count = ty.block_len() * (1 + rng.below(6) as usize);
-        let mut bytes: Vec<u8> = (0..ty.row_bytes(count).unwrap())
-            .map(|_| rng.next() as u8)
-            .collect();
-        // Scales are numbers: exponents without their highest bit.
-        let every = if ty.block_len() == 1 { 1 } else { 2 };
-        for byte in bytes.iter_mut().rev().step_by(every) {
-            *byte &= 0xbf;
-        }
-        let mut expected = vec![0.0; count];
-        dequantize(ty, &bytes, &mut expected).unwrap();
-        let there = rig.stream.upload_now(&bytes, "test").unwrap();
-        for (out_type, plain) in [
-            (WeightType::F32, GgmlType::F32),
-            (WeightType::F16, GgmlType::F16),
-            (WeightType::Bf16, GgmlType::Bf16),
-        ] {
-            let len = count * out_type.bytes();
-            let mut out = DeviceBuffer::new(&rig.device, len, "test").unwrap();
-            rig.kernels
-                .dequantize(&rig.stream, ty, &there, out_type, &mut out)
-                .unwrap();
-            let found = rig.stream.download_now(&out).unwrap();
-            let (wanted, _) = rounded(&expected, plain);
-            assert!(found == wanted, "seed {seed} {ty:?} to {out_type:?}");
-        }
-    }
-    println!(
-        "\n    | dequantize | each of 12 formats | {} each | equal |",
-        cases()
-    );
-}
-
-#[test]
 fn pages_gathered_and_scattered_are_where_the_layout_says() {
     if !on_mock(
         "pages_gathered_and_scattered_are_where_the_layout_says",
@@ -383,7 +338,6 @@ fn no_kernel_reads_or_writes_beyond_its_memory() {
     for test in [
         "norms_and_the_rest_over_random_shapes_are_the_reference",
         "embedding_takes_the_rows_of_known_and_of_fed_tokens",
-        "every_weight_format_is_dequantized_to_the_last_bit",
         "pages_gathered_and_scattered_are_where_the_layout_says",
         "the_device_draws_what_the_cpu_draws",
     ] {
@@ -420,15 +374,6 @@ const FAULTS: &[(&str, Fault)] = &[
             file: "sample.cu",
             from: "its < tokens[threadIdx.x]",
             to: "its != NOTHING && its > tokens[threadIdx.x]",
-        },
-    ),
-    (
-        "every_weight_format_is_dequantized_to_the_last_bit",
-        Fault {
-            name: "the high bits of Q6_K are those of the neighbor",
-            file: "dequantize.cu",
-            from: "block[128 + half * 32 + at] >> 2 * run & 3;",
-            to: "block[128 + half * 32 + at] >> 2 * (run ^ 1) & 3;",
         },
     ),
 ];

@@ -85,18 +85,26 @@ fn products_over_random_shapes_are_the_reference() {
         (GgmlType::Bf16, By::Rows, 5e-6),
         (GgmlType::Q4_0, By::Rows, 5e-6),
         (GgmlType::Q4_1, By::Rows, 5e-6),
+        (GgmlType::Q5_0, By::Rows, 5e-6),
+        (GgmlType::Q5_1, By::Rows, 5e-6),
         (GgmlType::Q8_0, By::Rows, 5e-6),
         (GgmlType::Q4K, By::Rows, 5e-6),
+        (GgmlType::Q5K, By::Rows, 5e-6),
         (GgmlType::Q6K, By::Rows, 5e-6),
+        (GgmlType::Iq4Nl, By::Rows, 5e-6),
         // Here x is rounded to the weights' type.
         (GgmlType::F16, By::Tiles, 2e-3),
         (GgmlType::Bf16, By::Tiles, 2e-2),
         // And weights to F16.
         (GgmlType::Q4_0, By::Tiles, 4e-3),
         (GgmlType::Q4_1, By::Tiles, 4e-3),
+        (GgmlType::Q5_0, By::Tiles, 4e-3),
+        (GgmlType::Q5_1, By::Tiles, 4e-3),
         (GgmlType::Q8_0, By::Tiles, 4e-3),
         (GgmlType::Q4K, By::Tiles, 4e-3),
+        (GgmlType::Q5K, By::Tiles, 4e-3),
         (GgmlType::Q6K, By::Tiles, 4e-3),
+        (GgmlType::Iq4Nl, By::Tiles, 4e-3),
         (GgmlType::F16, By::Library, 2e-3),
         (GgmlType::Bf16, By::Library, 2e-2),
     ] {
@@ -229,9 +237,9 @@ fn blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit() {
     });
     let shape = PageShape::new(layout.unwrap(), KvFormat::F16).unwrap();
     let pages = DevicePages::new(&rig.device, shape, 2).unwrap();
-    for seed in 0..5 * cases() {
+    for seed in 0..BLOCKS.len() as u64 * cases() {
         let rng = &mut Rng(seed);
-        let ty = BLOCKS[seed as usize % 5];
+        let ty = BLOCKS[seed as usize % BLOCKS.len()];
         let (vocab, width) = (20, ty.block_len() as u32 * (1 + rng.below(9)));
         let (bytes, values) = random_blocks(rng, (vocab * width) as usize, ty);
         let table = rig.kernels.matrix(&rig.stream, ty, vocab, width, &bytes);
@@ -260,18 +268,22 @@ fn blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit() {
         assert!(rig.down(&out) == expected, "seed {seed} {ty:?}");
     }
     println!(
-        "\n    | take_apart, embed_blocks | five formats | {} each | equal |",
+        "\n    | take_apart, embed_blocks | nine formats | {} each | equal |",
         cases()
     );
 }
 
 /// Formats whose blocks stay as they are.
-const BLOCKS: [GgmlType; 5] = [
+const BLOCKS: [GgmlType; 9] = [
     GgmlType::Q4_0,
     GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
     GgmlType::Q8_0,
     GgmlType::Q4K,
+    GgmlType::Q5K,
     GgmlType::Q6K,
+    GgmlType::Iq4Nl,
 ];
 
 /// The tests above under the sanitizers, with fewer cases: they cost ten times as much there.
@@ -388,6 +400,33 @@ const FAULTS: &[(&str, Fault)] = &[
             file: "blocks.cu",
             from: "unit / 8 * 32 + unit % 4 * 8);",
             to: "unit % 4 * 8);",
+        },
+    ),
+    (
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+        Fault {
+            name: "the fifth bits of Q5_0 and Q5_1 are those of the other run",
+            file: "blocks.cu",
+            from: "(TYPE == 6 ? 2 : 4) + run * 2 + unit]",
+            to: "(TYPE == 6 ? 2 : 4) + (1 - run) * 2 + unit]",
+        },
+    ),
+    (
+        "products_over_random_shapes_are_the_reference",
+        Fault {
+            name: "the fifth bits of Q5_K are those of the neighboring part",
+            file: "blocks.cu",
+            from: "(byte_of(it.high, j) >> part & 1) << 4",
+            to: "(byte_of(it.high, j) >> (part ^ 1) & 1) << 4",
+        },
+    ),
+    (
+        "blocks_are_kept_in_their_bytes_and_embedded_to_the_last_bit",
+        Fault {
+            name: "the values of IQ4_NL are counted without their sign",
+            file: "blocks.cu",
+            from: "return small_signed((u32)(values >>",
+            to: "return small((u32)(values >>",
         },
     ),
     (

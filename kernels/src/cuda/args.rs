@@ -165,17 +165,6 @@ pub(super) struct Feed {
     pub(super) count: u32,
 }
 
-/// `DequantizeArgs`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Dequantize {
-    pub(super) blocks: u64,
-    pub(super) out: u64,
-    pub(super) count: u64,
-    pub(super) ggml_type: u32,
-    pub(super) out_type: u32,
-}
-
 /// `SampleArgs`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -200,5 +189,4 @@ impl Args for Narrow {}
 impl Args for Apart {}
 impl Args for Pages {}
 impl Args for Feed {}
-impl Args for Dequantize {}
 impl Args for Sample {}

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Bodies have multiples of 16 bytes, so a lane of a product reads whole words of them, and a
-//! matrix takes as many bytes as in the file. The formats are those of `kernels/cuda/blocks.cu`; of
-//! the others the kernels know floats only.
+//! matrix takes as many bytes as in the file. The formats are those of `kernels/cuda/blocks.cu`: all
+//! quantized ones that the CPU reads.
 
 use super::args;
 use super::attention::blocks;
@@ -32,21 +32,19 @@ pub(super) struct BlockFormat {
 }
 
 impl BlockFormat {
-    /// None: products read this format as floats.
+    /// None: a type of floats.
     pub(super) fn of(file: GgmlType) -> Option<Self> {
         let (index, block_bytes, body_bytes) = match file {
             GgmlType::Q4_0 => (0, 18, 16),
             GgmlType::Q4_1 => (1, 20, 16),
-            GgmlType::Q8_0 => (2, 34, 32),
-            GgmlType::Q4K => (3, 144, 128),
-            GgmlType::Q6K => (4, 210, 192),
-            GgmlType::F32
-            | GgmlType::F16
-            | GgmlType::Bf16
-            | GgmlType::Q5_0
-            | GgmlType::Q5_1
-            | GgmlType::Q5K
-            | GgmlType::Iq4Nl => return None,
+            GgmlType::Q5_0 => (2, 22, 16),
+            GgmlType::Q5_1 => (3, 24, 16),
+            GgmlType::Q8_0 => (4, 34, 32),
+            GgmlType::Q4K => (5, 144, 128),
+            GgmlType::Q5K => (6, 176, 160),
+            GgmlType::Q6K => (7, 210, 192),
+            GgmlType::Iq4Nl => (8, 18, 16),
+            GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16 => return None,
         };
         Some(Self {
             number: file.id(),
@@ -61,8 +59,8 @@ impl BlockFormat {
 /// The kernels of these formats, in the order of [`BlockFormat::index`].
 #[derive(Debug)]
 pub(super) struct BlockKernels {
-    pub(super) rows: [Kernel; 5],
-    pub(super) tiles: [Kernel; 5],
+    pub(super) rows: [Kernel; 9],
+    pub(super) tiles: [Kernel; 9],
     pub(super) embed: Kernel,
     apart: Kernel,
 }
@@ -76,16 +74,24 @@ impl BlockKernels {
             rows: [
                 module.kernel(c"product_rows_q4_0", 0)?,
                 module.kernel(c"product_rows_q4_1", 0)?,
+                module.kernel(c"product_rows_q5_0", 0)?,
+                module.kernel(c"product_rows_q5_1", 0)?,
                 module.kernel(c"product_rows_q8_0", 0)?,
                 module.kernel(c"product_rows_q4_k", 0)?,
+                module.kernel(c"product_rows_q5_k", 0)?,
                 module.kernel(c"product_rows_q6_k", 0)?,
+                module.kernel(c"product_rows_iq4_nl", 0)?,
             ],
             tiles: [
                 module.kernel(c"product_tiles_q4_0", tiles_bytes)?,
                 module.kernel(c"product_tiles_q4_1", tiles_bytes)?,
+                module.kernel(c"product_tiles_q5_0", tiles_bytes)?,
+                module.kernel(c"product_tiles_q5_1", tiles_bytes)?,
                 module.kernel(c"product_tiles_q8_0", tiles_bytes)?,
                 module.kernel(c"product_tiles_q4_k", tiles_bytes)?,
+                module.kernel(c"product_tiles_q5_k", tiles_bytes)?,
                 module.kernel(c"product_tiles_q6_k", tiles_bytes)?,
+                module.kernel(c"product_tiles_iq4_nl", tiles_bytes)?,
             ],
             embed: module.kernel(c"embed_blocks", 0)?,
             apart: module.kernel(c"take_apart", 0)?,

@@ -55,7 +55,6 @@ pub struct GeneralKernels {
     gather: Kernel,
     scatter: Kernel,
     feed: Kernel,
-    pub(super) dequantize: Kernel,
     sample: Kernel,
 }
 
@@ -84,7 +83,6 @@ impl GeneralKernels {
             gather: module.kernel(c"pages_gather", 0)?,
             scatter: module.kernel(c"pages_scatter", 0)?,
             feed: module.kernel(c"feed", 0)?,
-            dequantize: module.kernel(c"dequantize", 0)?,
             sample: module.kernel(c"sample", 0)?,
         })
     }

@@ -17,11 +17,10 @@ use super::device::Device;
 use super::error::{CudaError, check};
 
 const PRELUDE: &str = include_str!("../../cuda/prelude.cu");
-const GENERAL: [&str; 5] = [
+const GENERAL: [&str; 4] = [
     PRELUDE,
     include_str!("../../cuda/blocks.cu"),
     include_str!("../../cuda/general.cu"),
-    include_str!("../../cuda/dequantize.cu"),
     include_str!("../../cuda/sample.cu"),
 ];
 const ATTENTION: [&str; 2] = [PRELUDE, include_str!("../../cuda/attention.cu")];

@@ -1,7 +1,6 @@
 //! Products with weight matrices: which kernel, or whether the library.
 //!
-//! Quantized weights of five formats stay in the file's blocks, the others become F16. Few tokens:
-//! a warp has two rows of weights and reads them once. Many: tensor cores, in an order
+//! Quantized weights stay in the file's blocks. Few tokens: a warp has two rows of weights and reads them once. Many: tensor cores, in an order
 //! of summation of their own, so only where [`Numerics::Fast`] allows it; from some number on by
 //! [`ProductLibrary`], where there is one.
 
@@ -35,14 +34,13 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// The floats for a file's weights: its own, and F16 for quantized ones that do not stay in
-    /// their blocks.
-    pub fn keeping(file: GgmlType) -> Self {
+    /// The floats of a file's type; None: it has blocks.
+    pub fn of(file: GgmlType) -> Option<Self> {
         match file {
-            GgmlType::F32 => Self::F32,
-            GgmlType::Bf16 => Self::Bf16,
-            GgmlType::F16
-            | GgmlType::Q4_0
+            GgmlType::F32 => Some(Self::F32),
+            GgmlType::F16 => Some(Self::F16),
+            GgmlType::Bf16 => Some(Self::Bf16),
+            GgmlType::Q4_0
             | GgmlType::Q4_1
             | GgmlType::Q5_0
             | GgmlType::Q5_1
@@ -50,7 +48,7 @@ impl WeightType {
             | GgmlType::Q4K
             | GgmlType::Q5K
             | GgmlType::Q6K
-            | GgmlType::Iq4Nl => Self::F16,
+            | GgmlType::Iq4Nl => None,
         }
     }
 
@@ -151,20 +149,20 @@ impl GeneralKernels {
         let wanted = checked_area("matrix", r, ggml_type.row_bytes(c)?)?;
         check_len("bytes of a matrix", bytes.len(), wanted)?;
         let raw = stream.upload_now(bytes, "weights")?;
-        let plain = WeightType::keeping(ggml_type);
-        let (held, bytes) = if let Some(format) = BlockFormat::of(ggml_type) {
-            let device = stream.device();
-            let out = self.blocks.take_apart(stream, device, format, &raw)?;
-            (Held::Blocks(format), out)
-        } else if ggml_type.block_len() == 1 {
-            (Held::Plain(plain), raw)
-        } else {
-            let count = checked_area("matrix", r, c)?;
-            let len = checked_area("matrix", count, plain.bytes())?;
-            let mut out = DeviceBuffer::new(stream.device(), len, "weights")?;
-            self.dequantize(stream, ggml_type, &raw, plain, &mut out)?;
-            stream.synchronize()?;
-            (Held::Plain(plain), out)
+        let held = match (WeightType::of(ggml_type), BlockFormat::of(ggml_type)) {
+            (Some(plain), _) => Held::Plain(plain),
+            (None, Some(format)) => Held::Blocks(format),
+            (None, None) => {
+                let id = ggml_type.id();
+                return Err(KernelError::UnsupportedType { id }.into());
+            }
+        };
+        let bytes = match held {
+            Held::Plain(_) => raw,
+            Held::Blocks(format) => {
+                let device = stream.device();
+                self.blocks.take_apart(stream, device, format, &raw)?
+            }
         };
         Ok(DeviceMatrix {
             bytes,
@@ -172,35 +170,6 @@ impl GeneralKernels {
             rows,
             cols,
         })
-    }
-
-    /// Values of the blocks of a file, as elements of `out_type` that fill `out`.
-    ///
-    /// # Errors
-    /// Lengths that do not fit, or the driver refuses.
-    pub fn dequantize(
-        &self,
-        stream: &Stream,
-        ggml_type: GgmlType,
-        blocks_in: &DeviceBuffer<u8>,
-        out_type: WeightType,
-        out: &mut DeviceBuffer<u8>,
-    ) -> Result<(), CudaError> {
-        let count = out.len() / out_type.bytes();
-        check_len(
-            "bytes to dequantize",
-            blocks_in.len(),
-            ggml_type.row_bytes(count)?,
-        )?;
-        let args = args::Dequantize {
-            blocks: blocks_in.address(),
-            out: out.address(),
-            count: count as u64,
-            ggml_type: ggml_type.id(),
-            out_type: out_type.number(),
-        };
-        let grid = Grid::line(blocks("dequantize", count as u64, 256)?, 256);
-        launch(stream, "dequantize", &self.dequantize, grid, &args)
     }
 
     /// `out[i] = matrix x[i] + bias` for `n` rows, added to what `out` holds if `add`.

@@ -219,7 +219,7 @@ fn units(variant: &Variant) -> Vec<String> {
     let prelude = source("prelude.cu");
     let mut general = String::from("#include \"emulation.h\"\n#define MODULE \"\"\nnamespace {\n");
     general.push_str(&prelude);
-    for name in ["blocks.cu", "general.cu", "dequantize.cu", "sample.cu"] {
+    for name in ["blocks.cu", "general.cu", "sample.cu"] {
         general.push_str(&source(name));
     }
     general.push_str("}\n");

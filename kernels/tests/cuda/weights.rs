@@ -40,8 +40,12 @@ pub fn random_blocks(rng: &mut Rng, count: usize, ty: GgmlType) -> (Vec<u8>, Vec
     let (halves, size): (&[usize], f32) = match ty {
         GgmlType::Q4_0 => (&[0], 0.2),
         GgmlType::Q4_1 => (&[0, 2], 0.1),
+        GgmlType::Q5_0 => (&[0], 0.1),
+        GgmlType::Q5_1 => (&[0, 2], 0.05),
         GgmlType::Q8_0 => (&[0], 0.015),
         GgmlType::Q4K => (&[0, 2], 0.003),
+        GgmlType::Q5K => (&[0, 2], 0.0015),
+        GgmlType::Iq4Nl => (&[0], 0.015),
         GgmlType::Q6K => (&[208], 0.0005),
         _ => (&[], 0.0),
     };
