@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rootstock_memory::{Corruption, Nanos};
 
-/// Programs remembered at a time; the longest unseen goes first.
+/// Programs remembered at a time, but for those at work; beyond, the first to be forgotten goes.
 const PROGRAMS_MAX: usize = 16_384;
 /// Weight of the newest gap in the mean: 1 in so many.
 const GAP_FADE: u64 = 4;
@@ -41,8 +41,8 @@ pub(crate) type ProgramKey = (u64, String);
 #[derive(Clone, Copy, Debug)]
 struct Program {
     inside: bool,
-    /// Pages that were cached before it began: others'.
-    base: u32,
+    /// Pages that were cached before its first request began: others'. None before that.
+    base: Option<u32>,
     /// Pages of its own.
     pages: u32,
     /// Live requests.
@@ -56,7 +56,10 @@ struct Program {
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
     all: BTreeMap<ProgramKey, Program>,
-    by_age: BTreeSet<(Nanos, ProgramKey)>,
+    /// Those without a live request, by the time after which they are forgotten.
+    idle: BTreeSet<(Nanos, ProgramKey)>,
+    /// How many are inside.
+    inside: u32,
     /// Pages of all that are inside.
     pages: u64,
 }
@@ -74,9 +77,9 @@ impl Programs {
 
     /// Pages of its own that a program needs for a request of `pages` in all.
     pub(crate) fn needs(&self, key: &ProgramKey, pages: u32) -> u32 {
-        self.all.get(key).map_or(pages, |program| {
-            program.pages.max(pages.saturating_sub(program.base))
-        })
+        self.all
+            .get(key)
+            .map_or(pages, |program| program.pages.max(program.own(pages)))
     }
 
     /// A program comes in, with so many pages of its own.
@@ -90,10 +93,9 @@ impl Programs {
     /// A request of a program comes, of which so many pages are cached.
     pub(crate) fn begin(&mut self, key: &ProgramKey, cached_pages: u32, now: Nanos) {
         self.change(key, now, |program| {
-            if program.seen_at == 0 {
-                program.base = cached_pages;
-            }
-            if program.live == 0 && program.seen_at > 0 {
+            if program.base.is_none() {
+                program.base = Some(cached_pages);
+            } else if program.live == 0 {
                 let gap = now.saturating_sub(program.seen_at);
                 program.gap_ns = program.gap_ns - program.gap_ns / GAP_FADE + gap / GAP_FADE;
             }
@@ -104,29 +106,24 @@ impl Programs {
     /// A request of a program has ended, at so many pages in all; the last one is its end.
     pub(crate) fn end(&mut self, key: &ProgramKey, pages: u32, last: bool, now: Nanos) {
         self.change(key, now, |program| {
-            program.live = program.live.saturating_sub(1);
-            program.pages = program.pages.max(pages.saturating_sub(program.base));
+            let live = program.live.checked_sub(1);
+            program.live = live.expect("a request ends once, at the program that it began");
+            program.pages = program.pages.max(program.own(pages));
             program.inside &= !(last && program.live == 0);
         });
     }
 
-    /// Programs that have not been seen for long give their place.
+    /// Programs that have not been seen for long give their place. One at work is never forgotten,
+    /// and keeps no other from it.
     pub(crate) fn forget(&mut self, now: Nanos) {
-        while let Some((seen_at, key)) = self.by_age.first().cloned() {
-            let Some(program) = self.all.get(&key).copied() else {
-                self.by_age.remove(&(seen_at, key));
-                continue;
-            };
-            let patience = (program.gap_ns.saturating_mul(ABSENCES_MAX)).max(ABSENCE_NS_MIN);
-            let absent = now.saturating_sub(seen_at) > patience;
+        while let Some((forget_at, key)) = self.idle.pop_first() {
             let crowded = self.all.len() > PROGRAMS_MAX;
-            if program.live > 0 || !(absent || crowded) {
+            if forget_at >= now && !crowded {
+                self.idle.insert((forget_at, key));
                 return;
             }
-            self.by_age.remove(&(seen_at, key.clone()));
-            self.all.remove(&key);
-            if program.inside {
-                self.pages -= u64::from(program.pages);
+            if let Some(program) = self.all.remove(&key) {
+                self.uncount(&program);
             }
         }
     }
@@ -158,49 +155,84 @@ impl Programs {
         self.fits(pages, capacity)
     }
 
-    /// Programs inside and outside, and pages of those inside.
-    pub(crate) fn counts(&self) -> (u32, u32, u64) {
-        let inside = self.all.values().filter(|program| program.inside).count();
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        (count(inside), count(self.all.len() - inside), self.pages)
+    /// Programs inside.
+    pub(crate) fn inside(&self) -> u32 {
+        self.inside
     }
 
     /// Recounts.
     ///
     /// # Errors
-    /// The sums differ.
+    /// The sums differ, or who is idle.
     pub(crate) fn check(&self) -> Result<(), Corruption> {
-        let inside = self.all.values().filter(|program| program.inside);
-        let pages: u64 = inside.map(|program| u64::from(program.pages)).sum();
-        if pages == self.pages && self.by_age.len() == self.all.len() {
-            return Ok(());
+        let mut counted = Self::default();
+        for (key, program) in &self.all {
+            counted.count(program);
+            if program.live == 0 {
+                counted.idle.insert((program.forget_at(), key.clone()));
+            }
         }
-        Err(Corruption::new("programs", "pages or ages do not add up"))
+        if (counted.inside, counted.pages) != (self.inside, self.pages) {
+            return Err(Corruption::new("programs", "those inside do not add up"));
+        }
+        if counted.idle != self.idle {
+            return Err(Corruption::new("programs", "the idle ones differ"));
+        }
+        Ok(())
     }
 
     fn change(&mut self, key: &ProgramKey, now: Nanos, change: impl FnOnce(&mut Program)) {
-        let program = self.all.entry(key.clone()).or_insert(Program {
+        let before = self.all.get(key).copied();
+        if let Some(program) = &before {
+            if program.live == 0 {
+                self.idle.remove(&(program.forget_at(), key.clone()));
+            }
+            self.uncount(program);
+        }
+        let mut program = before.unwrap_or(Program {
             inside: false,
-            base: 0,
+            base: None,
             pages: 0,
             live: 0,
             gap_ns: GAP_NS,
-            seen_at: 0,
+            seen_at: now,
         });
-        self.by_age.remove(&(program.seen_at, key.clone()));
-        if program.inside {
-            self.pages -= u64::from(program.pages);
+        change(&mut program);
+        program.seen_at = now;
+        if program.live == 0 {
+            self.idle.insert((program.forget_at(), key.clone()));
         }
-        change(program);
+        self.count(&program);
+        self.all.insert(key.clone(), program);
+    }
+
+    fn count(&mut self, program: &Program) {
         if program.inside {
+            self.inside += 1;
             self.pages += u64::from(program.pages);
         }
-        program.seen_at = now;
-        self.by_age.insert((now, key.clone()));
+    }
+
+    fn uncount(&mut self, program: &Program) {
+        if program.inside {
+            self.inside -= 1;
+            self.pages -= u64::from(program.pages);
+        }
     }
 }
 
 impl Program {
+    /// Of so many pages in all, those beyond what was cached when it began.
+    fn own(&self, pages: u32) -> u32 {
+        pages.saturating_sub(self.base.unwrap_or(0))
+    }
+
+    /// When it has been unseen for long.
+    fn forget_at(&self) -> Nanos {
+        let patience = self.gap_ns.saturating_mul(ABSENCES_MAX);
+        self.seen_at.saturating_add(patience.max(ABSENCE_NS_MIN))
+    }
+
     /// Pages to compute again per second until it is expected back, times a million.
     fn worth(&self, now: Nanos) -> u64 {
         let absent = now.saturating_sub(self.seen_at);
@@ -219,6 +251,15 @@ mod tests {
     use super::*;
 
     const SECOND: Nanos = 1_000_000_000;
+
+    impl Programs {
+        /// Programs inside and outside, and pages of those inside.
+        fn counts(&self) -> (u32, u32, u64) {
+            assert_eq!(self.check(), Ok(()));
+            let all = u32::try_from(self.all.len()).expect("a few");
+            (self.inside, all - self.inside, self.pages)
+        }
+    }
 
     fn key(name: &str) -> ProgramKey {
         (0, name.to_owned())
@@ -288,5 +329,27 @@ mod tests {
         );
         programs.forget(1_000 * SECOND);
         assert_eq!(programs.counts(), (0, 0, 0));
+    }
+
+    #[test]
+    fn neither_one_at_work_nor_a_patient_one_keeps_others_from_being_forgotten() {
+        let mut programs = Programs::default();
+        programs.begin(&key("works"), 0, SECOND);
+        inside(&mut programs, "patient", 20, 3600, 2);
+        inside(&mut programs, "quick", 50, 5, 3);
+        programs.forget(100 * SECOND);
+        assert_eq!(programs.counts(), (1, 1, 20));
+        assert!(programs.is_inside(&key("patient")));
+        programs.end(&key("works"), 7, false, 101 * SECOND);
+        programs.forget(100_000 * SECOND);
+        assert_eq!(programs.counts(), (0, 0, 0));
+    }
+
+    #[test]
+    fn the_first_look_counts_at_time_0_as_at_any_other() {
+        let mut programs = Programs::default();
+        programs.begin(&key("a"), 64, 0);
+        programs.begin(&key("a"), 90, 0);
+        assert_eq!(programs.needs(&key("a"), 100), 36);
     }
 }

@@ -209,7 +209,7 @@ impl Scheduler {
             waiting: self.waiting(),
             parked: count(self.aside.len()),
             held_now: count(self.held_places.len()),
-            programs_inside: self.programs.counts().0,
+            programs_inside: self.programs.inside(),
             running: count(self.running.len()),
             fetching: self.fetching(),
             draining: count(self.draining.len()),
