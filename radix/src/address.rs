@@ -16,8 +16,8 @@ impl PrefixCache {
         let Some(store) = &mut self.store else { return };
         let row = row_of(&mut store.addresses, at as usize);
         row.truncate(first as usize);
-        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
-        for page in pages.skip(first as usize) {
+        let tokens = self.tree.tokens_from(node, first);
+        for page in tokens.chunks_exact(self.tree.page_tokens()) {
             address = address.next(page);
             row.push(address);
         }
@@ -59,7 +59,8 @@ impl PrefixCache {
     pub(crate) fn store_pages(&self, host: usize, at: u32) -> Vec<StorePage> {
         let node = self.tree.node(at);
         let mut parent = self.address_before(at, 0);
-        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
+        let tokens = self.tree.tokens_from(node, 0);
+        let pages = tokens.chunks_exact(self.tree.page_tokens());
         let ids = self.tiers[host].pages_of(at);
         let page = |(tokens, &host): (&[Token], &PageId)| {
             let before = parent?;

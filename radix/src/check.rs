@@ -44,7 +44,7 @@ impl PrefixCache {
             "{listed} entries for {nodes} nodes"
         );
         for (at, node) in &self.tree.nodes {
-            let (room, edge) = (node.buffer.len(), self.tree.edge(node).len());
+            let (room, edge) = (node.edge.room(), self.tree.edge_len(node));
             ensure!(
                 "tree",
                 (edge..=4 * edge + 64).contains(&room),
@@ -245,12 +245,12 @@ fn check_below(tree: &Tree, retention: &Retention, at: u32) -> Result<usize, Cor
                 node.priority <= above || retention.has(child),
                 "node {child} is above its parent"
             );
-            let edge = tree.edge(node);
+            let edge = tree.tokens_from(node, 0);
             let hash = tree.hash(at, &edge[..tree.page_tokens()]);
             ensure!("table", node.hash == hash, "node {child} has another hash");
             ensure!(
                 "table",
-                tree.child(at, edge) == Some(child),
+                tree.child(at, &edge) == Some(child),
                 "node {child} is not found"
             );
             stack.push(child);

@@ -201,7 +201,7 @@ impl PrefixCache {
         let row = row_of(&mut events.hashes, at as usize);
         row.truncate(first as usize);
         let p = self.tree.page_tokens();
-        for page in self.tree.edge(node).chunks_exact(p).skip(first as usize) {
+        for page in self.tree.tokens_from(node, first).chunks_exact(p) {
             let hash = sequence_hash(parent, local_hash(seed, page));
             row.push(hash);
             parent = Some(hash);
@@ -253,9 +253,9 @@ impl PrefixCache {
         let first = node.pages - count;
         let row = &events.hashes[at as usize];
         let hashes = &row[first as usize..node.pages as usize];
-        let pages = self.tree.edge(node).chunks_exact(self.tree.page_tokens());
-        let pages = pages
-            .skip(first as usize)
+        let tokens = self.tree.tokens_from(node, first);
+        let pages = tokens
+            .chunks_exact(self.tree.page_tokens())
             .zip(hashes)
             .map(|(tokens, &hash)| StoredPage {
                 sequence_hash: hash,

@@ -8,7 +8,7 @@
 use crate::cache::PrefixCache;
 use crate::event::{EventTier, KvEvent, local_hash, sequence_hash};
 use crate::node::NIL;
-use crate::tree::{common_prefix, narrow};
+use crate::tree::narrow;
 use crate::{ContextKind, Key, NamespaceId, Token};
 use rootstock_memory::Nanos;
 use serde::{Deserialize, Serialize};
@@ -75,13 +75,13 @@ impl PrefixCache {
         let Some((mut at, from)) = place else {
             return tokens;
         };
-        tokens.extend_from_slice(&self.tree.edge(self.tree.node(at))[from..]);
+        tokens.extend(&self.tree.tokens_from(self.tree.node(at), 0)[from..]);
         while tokens.len() < limit {
             at = self.tree.node(at).first_child;
             if at == NIL {
                 break;
             }
-            tokens.extend_from_slice(self.tree.edge(self.tree.node(at)));
+            tokens.extend(self.tree.tokens_from(self.tree.node(at), 0));
         }
         tokens.truncate(limit);
         tokens
@@ -103,28 +103,30 @@ impl PrefixCache {
         let step = |nearest: &mut Nearest, child: u32, common: usize| {
             let node = self.tree.node(child);
             nearest.kind = node.kind;
-            nearest.other = self.tree.edge(node).get(common).copied();
+            let goes_on = common < self.tree.edge_len(node);
+            nearest.other = goes_on.then(|| node.edge.token(common));
             nearest.common_tokens += narrow(common);
         };
         while let Some(child) = self.tree.child(at, rest) {
-            let edge = self.tree.edge(self.tree.node(child));
-            let common = common_prefix(edge, rest);
+            let node = self.tree.node(child);
+            let len = self.tree.edge_len(node);
+            let common = self.tree.common_tokens(node, rest);
             let whole = common - common % self.tree.page_tokens();
             nearest.cached_tokens += narrow(whole);
             step(&mut nearest, child, common);
-            if common < edge.len() {
+            if common < len {
                 if common == rest.len() {
                     nearest.other = None;
                 }
                 return (nearest, Some((child, common)));
             }
             nearest.common_tokens = nearest.cached_tokens;
-            rest = &rest[edge.len()..];
+            rest = &rest[len..];
             at = child;
         }
         // No continuation has the next page as a whole: the one that shares most of it.
         nearest.other = None;
-        let shared = |child: u32| common_prefix(self.tree.edge(self.tree.node(child)), rest);
+        let shared = |child: u32| self.tree.common_tokens(self.tree.node(child), rest);
         let most = self
             .children_of(at)
             .take(SIBLINGS_MAX)
@@ -178,8 +180,8 @@ impl PrefixCache {
         let (mut parent, mut looked) = (None, 0);
         let mut left = hashes.iter().copied().peekable();
         let first = |child: u32, parent| {
-            let edge = self.tree.edge(self.tree.node(child));
-            sequence_hash(parent, local_hash(seed, &edge[..p]))
+            let page = self.tree.node(child).edge.tokens(0..p);
+            sequence_hash(parent, local_hash(seed, &page))
         };
         while let Some(&wanted) = left.peek() {
             let found = self.children_of(at).find(|&child| {
@@ -189,7 +191,11 @@ impl PrefixCache {
             let Some(child) = found else {
                 return tokens;
             };
-            for page in self.tree.edge(self.tree.node(child)).chunks_exact(p) {
+            for page in self
+                .tree
+                .tokens_from(self.tree.node(child), 0)
+                .chunks_exact(p)
+            {
                 let hash = sequence_hash(parent, local_hash(seed, page));
                 if left.next_if_eq(&hash).is_none() {
                     return tokens;
@@ -221,11 +227,12 @@ impl PrefixCache {
             parent = self.last_hash(child, parent, seed);
             out.push(self.outline_of(child, parent));
             at = child;
-            let edge = self.tree.edge(self.tree.node(child));
-            if common_prefix(edge, rest) < edge.len() {
+            let node = self.tree.node(child);
+            let len = self.tree.edge_len(node);
+            if self.tree.common_tokens(node, rest) < len {
                 break;
             }
-            rest = &rest[edge.len()..];
+            rest = &rest[len..];
         }
         if at == root && rest.len() >= self.tree.page_tokens() {
             return out;
@@ -244,7 +251,7 @@ impl PrefixCache {
 
     /// Chained hash of the last page of a node.
     fn last_hash(&self, at: u32, mut parent: Option<u64>, seed: u64) -> Option<u64> {
-        let edge = self.tree.edge(self.tree.node(at));
+        let edge = self.tree.tokens_from(self.tree.node(at), 0);
         for page in edge.chunks_exact(self.tree.page_tokens()) {
             parent = Some(sequence_hash(parent, local_hash(seed, page)));
         }

@@ -16,6 +16,7 @@ mod cache;
 mod check;
 mod config;
 mod copies;
+mod edge;
 mod end;
 mod event;
 mod explain;

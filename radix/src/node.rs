@@ -2,7 +2,8 @@
 //! of its tokens: who has found the node has what leads to them. A split copies the lower part of
 //! the edge, once.
 
-use crate::{ContextKind, Token};
+use crate::ContextKind;
+use crate::edge::Edge;
 use std::num::NonZeroU32;
 
 /// No node.
@@ -40,7 +41,7 @@ impl Moment {
 #[repr(align(64))]
 pub(crate) struct Node {
     /// The tokens of the edge, and behind them room for more.
-    pub(crate) buffer: Box<[Token]>,
+    pub(crate) edge: Edge,
     /// Hash of (parent, first page): its key in the child table.
     pub(crate) hash: u32,
     pub(crate) parent: u32,

@@ -1,6 +1,7 @@
 //! The tree itself: nodes with their tokens, and the child table. Finds, splits, grows, removes.
 //! It knows neither pages nor leases nor time.
 
+use crate::edge::Edge;
 use crate::node::{Ends, Moment, NIL, Node};
 use crate::table::{ChildTable, tag};
 use crate::{SpanMeta, Token};
@@ -137,9 +138,20 @@ impl Tree {
         at
     }
 
-    /// The tokens of the edge of `node`.
-    pub(crate) fn edge<'a>(&self, node: &'a Node) -> &'a [Token] {
-        &node.buffer[..node.pages as usize * self.page_tokens]
+    /// How many tokens the edge of `node` has.
+    pub(crate) const fn edge_len(&self, node: &Node) -> usize {
+        node.pages as usize * self.page_tokens
+    }
+
+    /// The tokens of the edge of `node` from one of its pages on.
+    pub(crate) fn tokens_from(&self, node: &Node, page: u32) -> Vec<Token> {
+        let first = page as usize * self.page_tokens;
+        node.edge.tokens(first..self.edge_len(node))
+    }
+
+    /// How many tokens of the edge of `node` are those that `rest` begins with.
+    pub(crate) fn common_tokens(&self, node: &Node, rest: &[Token]) -> usize {
+        node.edge.common_prefix(self.edge_len(node), rest)
     }
 
     /// The child of `parent` whose first page begins `rest`, and how many whole pages of its edge
@@ -173,16 +185,15 @@ impl Tree {
         let page = rest.get(..self.page_tokens)?;
         self.table.find(self.hash(parent, page).into(), |at| {
             let node = self.node(at);
-            node.parent == parent && self.edge(node)[..self.page_tokens] == *page
+            node.parent == parent && self.common_tokens(node, page) == page.len()
         })
     }
 
     /// Whole pages that the edge of `at` and `rest` have in common.
     pub(crate) fn common_pages(&self, at: u32, rest: &[Token]) -> u32 {
         let node = self.node(at);
-        let edge = self.edge(node);
-        let common = common_prefix(edge, rest);
-        if common == edge.len() {
+        let common = self.common_tokens(node, rest);
+        if common == self.edge_len(node) {
             // The usual case needs no division.
             node.pages
         } else {
@@ -211,7 +222,7 @@ impl Tree {
     pub(crate) fn add_root(&mut self) -> u32 {
         self.roots += 1;
         self.insert_node(Node {
-            buffer: Box::default(),
+            edge: Edge::default(),
             hash: 0,
             parent: NIL,
             generation: NonZeroU32::MIN,
@@ -238,7 +249,7 @@ impl Tree {
     ) -> u32 {
         let hash = self.hash(parent, &tokens[..self.page_tokens]);
         let leaf = self.insert_node(Node {
-            buffer: tokens.into(),
+            edge: Edge::new(tokens),
             hash,
             parent,
             generation: NonZeroU32::MIN,
@@ -269,19 +280,7 @@ impl Tree {
         let page_tokens = self.page_tokens;
         let node = &mut self.nodes[at as usize];
         assert!(node.is_leaf() && !node.is_root(), "only a leaf grows");
-        let end = node.pages as usize * page_tokens;
-        let len = end + tokens.len();
-        if node.buffer.len() < len {
-            let mut buffer = std::mem::take(&mut node.buffer).into_vec();
-            buffer.truncate(end);
-            // With some room, so that an answer that grows page by page is not moved each time.
-            buffer.reserve_exact(tokens.len() + len / 4);
-            buffer.extend_from_slice(tokens);
-            buffer.resize(len + len / 4, 0);
-            node.buffer = buffer.into_boxed_slice();
-        } else {
-            node.buffer[end..len].copy_from_slice(tokens);
-        }
+        node.edge.append(node.pages as usize * page_tokens, tokens);
         node.pages += narrow(tokens.len() / page_tokens);
     }
 
@@ -294,12 +293,10 @@ impl Tree {
             "split of {} pages at {keep}",
             lower.pages
         );
-        let mut tokens = std::mem::take(&mut lower.buffer).into_vec();
-        tokens.truncate(lower.pages as usize * page_tokens);
-        lower.buffer = tokens[keep as usize * page_tokens..].into();
-        tokens.truncate(keep as usize * page_tokens);
+        let (len, cut) = (lower.pages as usize, keep as usize);
+        let below = lower.edge.split_off(len * page_tokens, cut * page_tokens);
         let upper = Node {
-            buffer: tokens.into_boxed_slice(),
+            edge: std::mem::replace(&mut lower.edge, below),
             hash: lower.hash,
             parent: lower.parent,
             generation: NonZeroU32::MIN,
@@ -323,7 +320,7 @@ impl Tree {
         node.parent = upper;
         node.depth += keep;
         node.pages -= keep;
-        let hash = self.hash(upper, &self.node(at).buffer[..page_tokens]);
+        let hash = self.hash(upper, &self.node(at).edge.tokens(0..page_tokens));
         self.node_mut(at).hash = hash;
         self.table.insert(hash.into(), at);
         self.link(at);
@@ -340,10 +337,8 @@ impl Tree {
         );
         node.pages = keep;
         // Amortized: memory follows what is alive within a factor of 4.
-        if node.buffer.len() > 4 * len + 64 {
-            let mut buffer = std::mem::take(&mut node.buffer).into_vec();
-            buffer.truncate(2 * len);
-            node.buffer = buffer.into_boxed_slice();
+        if node.edge.room() > 4 * len + 64 {
+            node.edge.shrink(2 * len);
         }
     }
 
@@ -401,40 +396,6 @@ impl Tree {
             self.node_mut(next).prev_sibling = prev;
         }
     }
-}
-
-/// Length of the common prefix. Long blocks are compared as bytes, which the C library does with
-/// the widest loads of the machine; for those of the size of a leaf a call costs more than the
-/// comparison. The block in which they differ is looked through once more.
-pub(crate) fn common_prefix(a: &[Token], b: &[Token]) -> usize {
-    const LONG: usize = 512;
-    const SHORT: usize = 16;
-    let len = a.len().min(b.len());
-    let (a, b) = (&a[..len], &b[..len]);
-    let mut at = 0;
-    if len >= LONG {
-        let same = a.chunks_exact(LONG).zip(b.chunks_exact(LONG));
-        at = LONG * same.take_while(|(x, y)| x == y).count();
-    }
-    let leaves = a[at..].as_chunks().0.iter().zip(b[at..].as_chunks().0);
-    at += LEAF * leaves.take_while(|(x, y)| is_same(x, y)).count();
-    let short = a[at..].chunks_exact(SHORT).zip(b[at..].chunks_exact(SHORT));
-    at += SHORT * short.take_while(|(x, y)| x == y).count();
-    let rest = a[at..].iter().zip(&b[at..]);
-    at + rest.take_while(|(x, y)| x == y).count()
-}
-
-/// Tokens that are compared without a branch.
-const LEAF: usize = 64;
-
-/// A loop that the compiler turns into vectors.
-#[inline]
-fn is_same(a: &[Token; LEAF], b: &[Token; LEAF]) -> bool {
-    let mut differ = 0;
-    for at in 0..LEAF {
-        differ |= a[at] ^ b[at];
-    }
-    differ == 0
 }
 
 /// The arrays of nodes grow by this part of them, not to the double: they are most of what a tree

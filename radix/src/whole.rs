@@ -227,9 +227,9 @@ impl PrefixCache {
     pub(crate) fn path_tokens(&self, mut at: u32) -> Vec<Token> {
         let mut edges = Vec::new();
         while !self.tree.node(at).is_root() {
-            edges.push(self.tree.edge(self.tree.node(at)));
+            edges.push(self.tree.tokens_from(self.tree.node(at), 0));
             at = self.tree.node(at).parent;
         }
-        edges.into_iter().rev().flatten().copied().collect()
+        edges.into_iter().rev().flatten().collect()
     }
 }

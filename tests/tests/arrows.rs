@@ -35,6 +35,7 @@ const SMALL: &[&str] = &[
     "ahash",
     "blake3",
     "bytemuck",
+    "fearless_simd",
     "half",
     "serde",
     "slab",

@@ -145,7 +145,7 @@ impl Agent {
         let (first, end) = (node.end() - count, node.end());
         let mut chain = self.chain(tree, at, first);
         let page_tokens = tree.page_tokens();
-        let edge = &tree.edge(node)[(first - node.depth) as usize * page_tokens..];
+        let edge = tree.tokens_from(node, first - node.depth);
         for (depth, page) in (first..).zip(edge.chunks_exact(page_tokens)) {
             chain = tree.chain(chain, page);
             match self.samples.put(at, depth, chain) {
@@ -373,7 +373,11 @@ impl Agent {
         for (at, end) in path.into_iter().rev() {
             let node = tree.node(at);
             let pages = (end - node.depth) as usize;
-            for page in tree.edge(node).chunks_exact(page_tokens).take(pages) {
+            for page in node
+                .edge
+                .tokens(0..pages * page_tokens)
+                .chunks_exact(page_tokens)
+            {
                 chain = tree.chain(chain, page);
             }
             if end == node.end() {

@@ -56,7 +56,7 @@ impl SlotTree {
     }
 
     fn chain(&self, at: u32, before: Option<Digest>) -> Vec<Digest> {
-        let edge = self.tree.edge(self.tree.node(at));
+        let edge = self.tree.tokens_from(self.tree.node(at), 0);
         let pages = edge.chunks_exact(self.tree.page_tokens());
         let chained = pages.scan(before, |before, page| {
             let digest = (self.config.hasher)(before.as_ref(), page);
@@ -126,7 +126,7 @@ impl SlotTree {
             space: self.space_of(at),
             hashes: names.map(short).collect(),
             parent: before.filter(|_| !self.is_root_at(parent)).map(short),
-            tokens: self.tree.edge(self.tree.node(at)).to_vec(),
+            tokens: self.tree.tokens_from(self.tree.node(at), 0),
             device,
             session: session.map(str::to_owned),
         };

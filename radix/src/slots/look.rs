@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The host slots of a node, and their tokens.
-pub type SlotCopy<'a> = (&'a [i64], &'a [Token]);
+pub type SlotCopy<'a> = (&'a [i64], Vec<Token>);
 
 /// What a lookup found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -193,7 +193,7 @@ impl SlotTree {
     pub fn own_copy(&self, handle: Handle) -> Result<Option<SlotCopy<'_>>, SlotError> {
         let at = self.find(handle)?;
         let slots = self.cell(at).host.as_deref();
-        Ok(slots.map(|slots| (slots, self.tree.edge(self.tree.node(at)))))
+        Ok(slots.map(|slots| (slots, self.tree.tokens_from(self.tree.node(at), 0))))
     }
 
     /// Whether a node is the root of all.
