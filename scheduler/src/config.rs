@@ -71,6 +71,9 @@ pub struct SchedulerConfig {
     /// Whether the backend lets a step of those who hurry overtake the one in flight. Only with a
     /// target and one step in flight.
     pub overtake: bool,
+    /// Whether the backend adds the token that a row continues from to the row's history, so that
+    /// requests with penalties run ahead of results by one step.
+    pub late_history: bool,
     /// Seconds for which a request waits at most when the programs under way do not fit the cache
     /// together, so that those inside are kept whole; 0 is off. Programs are those of
     /// `hints.program`; requests without one are not held.
@@ -102,6 +105,7 @@ impl Default for SchedulerConfig {
             copy_ns_per_page: 100_000,
             target_step_ms: 0,
             overtake: false,
+            late_history: false,
             program_wait_s: 0.0,
             fair_shares: true,
         }

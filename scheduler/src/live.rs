@@ -79,6 +79,8 @@ pub(crate) struct Live {
     pub(crate) ignore_eos: bool,
     /// Whether its decode rows may guess several tokens.
     pub(crate) drafts: bool,
+    /// Whether its draws may be planned before the token before them is known.
+    pub(crate) late_history: bool,
     /// How well its text foretells itself, where guesses come from it.
     pub(crate) lookup: Option<Lookup>,
     pub(crate) arrival: Nanos,
@@ -190,6 +192,7 @@ impl Live {
             output_min: new.min_tokens,
             ignore_eos: new.ignore_eos,
             drafts,
+            late_history: cfg.late_history,
             lookup: (drafts && cfg.prompt_lookup).then(Lookup::default),
             arrival: now,
             first_admission: None,
@@ -335,7 +338,9 @@ impl Live {
             };
         }
         let made = self.output_len() + run.pending;
-        let open = self.sampling.has_penalties() || self.can_draft(made);
+        // A history is at most the token short that its row continues from.
+        let blind = self.sampling.has_penalties() && !(self.late_history && run.pending == 1);
+        let open = blind || self.can_draft(made);
         if open || made >= self.output_max {
             Next::Wait
         } else {

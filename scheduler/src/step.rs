@@ -101,7 +101,8 @@ pub struct SampleSpec {
     pub output_index: u32,
     /// Tokens that must not be drawn: the stop tokens while the output is below its minimum.
     pub suppress: Option<Arc<[Token]>>,
-    /// Present only when `params` has penalties.
+    /// Present only when `params` has penalties. Where the row continues from a step in flight,
+    /// the token drawn there is missing at its end: the backend adds it.
     pub history: Option<History>,
 }
 

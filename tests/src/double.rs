@@ -70,6 +70,8 @@ pub struct EngineDouble {
     pub copy_failures: u32,
     /// Whether a step that overtakes runs before the one it overtakes.
     pub pauses: bool,
+    /// Whether it adds the token that a row continues from to the row's history.
+    pub completes_histories: bool,
     /// While set, no copy ends.
     pub hold_copies: bool,
     rng: Rng,
@@ -103,6 +105,7 @@ impl EngineDouble {
             copy_delay_max,
             copy_failures: 0,
             pauses: true,
+            completes_histories: false,
             hold_copies: false,
             rng: Rng::new(seed),
             planted,
@@ -290,7 +293,7 @@ impl EngineDouble {
         }
         let mut out = RowOut::default();
         let Some(spec) = &row.sample else { return out };
-        self.compare_spec(row, spec);
+        self.compare_spec(row, spec, tokens[0]);
         let suppress = spec.suppress.as_deref().unwrap_or(&[]);
         let mut token = text::draw(kv, &spec.params, spec.output_index, suppress);
         out.accepted.push(token);
@@ -324,15 +327,17 @@ impl EngineDouble {
 
     /// The index and the history of a draw are those of the true request, whatever happened to
     /// it in between.
-    fn compare_spec(&mut self, row: &Row, spec: &SampleSpec) {
+    fn compare_spec(&mut self, row: &Row, spec: &SampleSpec, first: Token) {
         let Some(truth) = self.truths.get(&row.request) else {
             return;
         };
         let end = row.first_pos + row.len;
         let index = end.checked_sub(truth.prompt_tokens);
+        let adds = self.completes_histories && row.input != RowInput::Known;
         let same_past = spec.history.as_ref().is_none_or(|history| {
+            let known = history.tokens.iter().chain(adds.then_some(&first));
             history.prompt_tokens == truth.prompt_tokens
-                && truth.tokens.get(..end as usize) == Some(history.tokens.as_slice())
+                && truth.tokens.get(..end as usize) == Some(&*known.copied().collect::<Vec<_>>())
         });
         if index != Some(spec.output_index) || !same_past {
             let given = spec.output_index;

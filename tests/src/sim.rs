@@ -133,6 +133,7 @@ impl Sim {
         let mut engine =
             EngineDouble::new(swarm.scheduler.page_tokens, delay, rng.next_u64(), planted);
         engine.copy_failures = swarm.copy_failures;
+        engine.completes_histories = swarm.scheduler.late_history;
         engine.pauses = !swarm.seed.is_multiple_of(4);
         Self {
             swarm,

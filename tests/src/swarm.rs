@@ -90,7 +90,7 @@ impl Swarm {
             _ => rng.between(40, 200),
         };
         let scale = page_tokens * pages;
-        let scheduler = scheduler_of(&mut rng, page_tokens, scale);
+        let scheduler = able(seed, scheduler_of(&mut rng, page_tokens, scale));
         let cache = cache_of(&mut rng, page_tokens, pages);
         let mut some = |percent: u32, most: u32| -> u32 {
             if rng.percent(percent) {
@@ -133,6 +133,15 @@ impl Swarm {
             scheduler,
             cache,
         }
+    }
+}
+
+/// What the backend can do, drawn from a generator of its own.
+fn able(seed: u64, scheduler: SchedulerConfig) -> SchedulerConfig {
+    let mut rng = Rng::new(seed ^ 0x6162_6c65);
+    SchedulerConfig {
+        late_history: rng.percent(50),
+        ..scheduler
     }
 }
 
@@ -223,6 +232,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         copy_ns_per_page: *rng.pick(&[0, 100_000, 10_000_000]),
         target_step_ms: *rng.pick(&[0, 0, 1, 500]),
         overtake: rng.percent(70),
+        late_history: false,
         fair_shares: rng.percent(50),
         program_wait_s: *rng.pick(&[0.0, 0.5, 60.0]),
     }

@@ -74,14 +74,16 @@ fn guesses_take_only_what_the_decodes_of_others_leave() {
 
 #[test]
 fn two_steps_in_flight_say_what_one_says() {
-    let texts = |max_in_flight: u8, max_drafts: u8| {
+    let texts = |max_in_flight: u8, max_drafts: u8, late_history: bool| {
         let config = SchedulerConfig {
             max_in_flight,
             max_drafts,
+            late_history,
             step_tokens: 24,
             ..Default::default()
         };
         let mut world = World::new(24, config);
+        world.engine.completes_histories = late_history;
         let mut ids = Vec::new();
         for n in 0..8 {
             let mut new = request(world.ns, &prompt(n % 3, 20 + 7 * n), 10 + 3 * n);
@@ -110,14 +112,20 @@ fn two_steps_in_flight_say_what_one_says() {
             .collect();
         (text, ahead, many)
     };
-    let (one, ahead, many) = texts(1, 0);
+    let (one, ahead, many) = texts(1, 0, false);
     assert_eq!((ahead, many), (0, 0));
-    let (two, ahead, _) = texts(2, 0);
+    let (two, ahead, _) = texts(2, 0, false);
     assert!(
         ahead > 20,
         "{ahead} rows were launched ahead of their input"
     );
-    let (drafted, _, many) = texts(2, 4);
+    let (late, with_penalties, _) = texts(2, 0, true);
+    assert!(
+        with_penalties > ahead,
+        "{with_penalties} and {ahead}: those with penalties were too"
+    );
+    assert_eq!(one, late);
+    let (drafted, _, many) = texts(2, 4, false);
     assert!(many > 10, "{many} rows accepted several tokens");
     assert_eq!(one, two);
     assert_eq!(one, drafted);

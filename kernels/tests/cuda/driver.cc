@@ -364,6 +364,9 @@ CALL(cuLaunchKernel, void* function, unsigned gx, unsigned gy, unsigned gz, unsi
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || bx * by * bz > 1024) return 1;
     if ((int)shared > f->dynamic_max) return 1;
     launches++;
+    // For programs that cannot call `mock_fail_at`: each so many-th launch fails.
+    static const char* every = getenv("MOCK_FAIL_LAUNCHES");
+    if (every && launches % strtoull(every, nullptr, 10) == 0) return 999;
     std::vector<char> copy((char*)args[0], (char*)args[0] + f->kernel->bytes);
     const std::string name = f->name;
     const emulation::Kernel* kernel = f->kernel;

@@ -126,6 +126,13 @@ pub trait Backend: Send {
     /// The step did not start: the caller fails it in the core and does not wait for it.
     fn launch(&mut self, plan: StepPlan) -> Result<(), StepError>;
 
+    /// Whether [`Backend::wait`] for this step, the oldest in flight, would return at once or
+    /// computes it there. While it is false, further steps may be launched.
+    fn is_done(&mut self, step: StepId) -> bool {
+        let _computed_there = step;
+        true
+    }
+
     /// Blocks until the step is done and returns one `RowOut` per row, in row order; the row of a
     /// prefill chunk without sampling has no accepted tokens.
     ///
@@ -155,6 +162,12 @@ pub trait Backend: Send {
 
     /// Whether it verifies guesses that are in a plan. The core makes them only then.
     fn verifies(&self) -> bool {
+        false
+    }
+
+    /// Whether it adds the token that a row continues from to the history of the row's draw. The
+    /// core plans rows with penalties ahead of results only then.
+    fn completes_histories(&self) -> bool {
         false
     }
 

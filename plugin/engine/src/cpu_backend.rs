@@ -214,6 +214,12 @@ impl CpuBackend {
         self.drawn.push_back(slot);
     }
 
+    /// What a row of a finished step drew last.
+    fn drawn_by(&self, step: StepId, row: u32) -> Option<Token> {
+        let slot = self.drawn.iter().find(|drawn| drawn.step == step)?;
+        *slot.tokens.get(row as usize)?
+    }
+
     /// Goes on with a step from layer `next` on, until its end or a pause.
     fn run(
         &mut self,
@@ -274,6 +280,10 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn completes_histories(&self) -> bool {
+        true
+    }
+
     fn advance(
         &mut self,
         step: StepId,
@@ -291,10 +301,11 @@ impl Backend for CpuBackend {
         if self.queue.front().is_none_or(|plan| plan.id != step) {
             return Err(StepError::NotInFlight { step });
         }
-        let Some(plan) = self.queue.pop_front() else {
+        let Some(mut plan) = self.queue.pop_front() else {
             return Err(StepError::NotInFlight { step });
         };
         self.remember(step);
+        sampling::complete_histories(&mut plan, |step, row| self.drawn_by(step, row));
         self.start(&plan)?;
         self.run(plan, 0, pause)
     }

@@ -30,7 +30,7 @@ use rootstock_kernels::cuda::{
     GeneralKernels, Graph, KvFormat, Numerics, PageShape, PinnedArena, ProductLibrary, Stream,
 };
 
-use crate::cpu_backend::{CpuBackend, plan_check};
+use crate::cpu_backend::{CpuBackend, plan_check, sampling};
 use crate::error::EngineError;
 use crate::gguf::Gguf;
 use crate::model::ModelConfig;
@@ -65,7 +65,7 @@ impl Default for CudaBackendConfig {
             pages: 1024,
             page_tokens: 16,
             kv_format: KvFormat::F16,
-            max_in_flight: 1,
+            max_in_flight: 2,
             copy_queue: 64,
             numerics: Numerics::Fast,
             graphs: 64,
@@ -365,9 +365,16 @@ impl Backend for CudaBackend {
         self.caps.clone()
     }
 
-    fn launch(&mut self, plan: StepPlan) -> Result<(), StepError> {
+    fn launch(&mut self, mut plan: StepPlan) -> Result<(), StepError> {
         plan_check::check(&plan, &self.limits())?;
         self.settle_sources(&plan);
+        // Who has a history is drawn for on the host, so its tokens are home by now.
+        sampling::complete_histories(&mut plan, |step, row| {
+            match self.first(RowInput::FromStep { step, row }) {
+                First::Token(token) => Some(token),
+                First::Known | First::Pick(..) | First::Missing => None,
+            }
+        });
         let Some(mut slot) = self.idle.pop() else {
             return Err(StepError::Full {
                 step: plan.id,
@@ -392,6 +399,12 @@ impl Backend for CudaBackend {
             output: None,
         });
         Ok(())
+    }
+
+    fn is_done(&mut self, step: StepId) -> bool {
+        let flight = self.flights.iter().find(|flight| flight.plan.id == step);
+        // An error is for `wait` to tell.
+        flight.is_none_or(|it| it.output.is_some() || it.slot.done.passed().unwrap_or(true))
     }
 
     fn wait(&mut self, step: StepId) -> Result<StepOutput, StepError> {
@@ -419,6 +432,10 @@ impl Backend for CudaBackend {
         self.idle.push(flight.slot);
         self.remember(step, result.as_ref().ok());
         result
+    }
+
+    fn completes_histories(&self) -> bool {
+        true
     }
 
     fn copies(&mut self) -> &mut dyn CopyEngine {

@@ -189,7 +189,11 @@ fn texts_are_those_of_the_cpu_with_one_and_two_steps_in_flight() {
         let samples = ways_to_draw();
         let expected = texts(&mut on_cpu(family, KvDtype::F32), &samples, 6);
         assert!(expected.iter().all(|text| text.len() == 6));
-        for (in_flight, numerics) in [(1, Numerics::Fast), (2, Numerics::Invariant)] {
+        for (in_flight, numerics) in [
+            (1, Numerics::Fast),
+            (2, Numerics::Fast),
+            (2, Numerics::Invariant),
+        ] {
             let mut cuda = on_cuda(family, KvDtype::F32, numerics, in_flight);
             let found = texts(&mut cuda, &samples, 6);
             assert_eq!(found, expected, "{family} {numerics:?} {in_flight}");

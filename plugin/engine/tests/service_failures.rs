@@ -66,7 +66,7 @@ impl Double {
     fn start(self) -> Service {
         let config = ServiceConfig {
             device_pages: Some(32),
-            max_in_flight: self.max_in_flight,
+            max_in_flight: Some(self.max_in_flight),
             ..ServiceConfig::default()
         };
         let identity = ModelIdentity {

@@ -21,7 +21,7 @@ fn start(family: &str, prompt_lookup: u8, max_in_flight: u8) -> Service {
         host_pages: Some(0),
         page_size: 4,
         threads: Some(2),
-        max_in_flight,
+        max_in_flight: Some(max_in_flight),
         step_tokens: 24,
         prompt_lookup,
         ..ServiceConfig::default()

@@ -28,7 +28,7 @@ fn config(device_pages: u32, max_in_flight: u8) -> ServiceConfig {
         host_pages: Some(0),
         page_size: 4,
         threads: Some(2),
-        max_in_flight,
+        max_in_flight: Some(max_in_flight),
         step_tokens: 24,
         ..ServiceConfig::default()
     }

@@ -79,7 +79,11 @@ pub struct Config {
     /// Milliseconds a step should take; 0 is no target.
     pub target_step_ms: u32,
     /// Steps launched before the first has finished.
-    pub max_in_flight: u8,
+    pub max_in_flight: Option<u8>,
+    /// Graphs of decode steps that CUDA keeps for each step in flight.
+    pub cuda_graphs: u32,
+    /// Whether CUDA may use cuBLASLt.
+    pub cuda_library: bool,
     /// Tokens guessed from the request's own text and verified in one step; 0 is off.
     pub prompt_lookup: u8,
     /// Prompt and answer together; `None` is the model's own limit.
@@ -228,7 +232,9 @@ impl Config {
             queue_timeout_s: options.queue_timeout_s.unwrap_or(600),
             step_tokens: options.step_tokens.unwrap_or(512),
             target_step_ms: options.target_step_ms.unwrap_or(100),
-            max_in_flight: options.max_in_flight.unwrap_or(1),
+            max_in_flight: options.max_in_flight,
+            cuda_graphs: options.cuda_graphs.unwrap_or(64),
+            cuda_library: options.cuda_library.unwrap_or(true),
             prompt_lookup: options.prompt_lookup.unwrap_or(8),
             max_model_len: options.max_model_len,
             max_output_tokens: options.max_output_tokens,
@@ -300,7 +306,9 @@ impl Config {
             queue_timeout_s: Some(self.queue_timeout_s),
             step_tokens: Some(self.step_tokens),
             target_step_ms: Some(self.target_step_ms),
-            max_in_flight: Some(self.max_in_flight),
+            max_in_flight: self.max_in_flight,
+            cuda_graphs: Some(self.cuda_graphs),
+            cuda_library: Some(self.cuda_library),
             prompt_lookup: Some(self.prompt_lookup),
             max_model_len: self.max_model_len,
             max_output_tokens: self.max_output_tokens,
@@ -424,6 +432,7 @@ fn check(options: &Options) -> Result<(), ConfigError> {
     in_range("step-tokens", options.step_tokens, 1, 65536)?;
     in_range("target-step-ms", options.target_step_ms, 0, 60_000)?;
     in_range("max-in-flight", options.max_in_flight, 1, 2)?;
+    in_range("cuda-graphs", options.cuda_graphs, 0, 4096)?;
     in_range("prompt-lookup", options.prompt_lookup, 0, 32)?;
     in_range("max-model-len", options.max_model_len, 2, 1 << 24)?;
     in_range("max-output-tokens", options.max_output_tokens, 1, 1 << 24)?;

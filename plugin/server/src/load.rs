@@ -288,6 +288,8 @@ fn service_config(config: &Config, isa: Isa) -> Result<ServiceConfig, LoadError>
         device: config.device,
         batch_invariant: config.batch_invariant,
         max_in_flight: config.max_in_flight,
+        cuda_graphs: config.cuda_graphs,
+        cuda_library: config.cuda_library,
         prompt_lookup: config.prompt_lookup,
         step_tokens: config.step_tokens,
         target_step_ms: config.target_step_ms,

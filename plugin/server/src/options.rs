@@ -163,9 +163,17 @@ options! {
     /// parts that fit; 0 leaves --step-tokens alone [default: 100]
     #[arg(long, env = "ROOTSTOCK_TARGET_STEP_MS", value_name = "MS")]
     target_step_ms: u32,
-    /// Steps launched before the first has finished [default: 1]
+    /// Steps launched before the first has finished, 1 or 2 [default: 2 on CUDA, where the next
+    /// step is planned and queued while the device computes this one; else 1]
     #[arg(long, env = "ROOTSTOCK_MAX_IN_FLIGHT", value_name = "COUNT")]
     max_in_flight: u8,
+    /// On CUDA: graphs of decode steps that each step in flight may keep, so that a step is one
+    /// launch; 0: kernels are launched one by one [default: 64]
+    #[arg(long, env = "ROOTSTOCK_CUDA_GRAPHS", value_name = "COUNT")]
+    cuda_graphs: u32,
+    /// On CUDA: products of long prompts by cuBLASLt where it is found [default: true]
+    #[arg(long, env = "ROOTSTOCK_CUDA_LIBRARY", value_name = "BOOL")]
+    cuda_library: bool,
     /// Tokens that an answer may guess from what was said before and verify in one step, where
     /// that pays; texts stay the same; 0 is off; CPU only [default: 8]
     #[arg(long, env = "ROOTSTOCK_PROMPT_LOOKUP", value_name = "TOKENS")]

@@ -62,7 +62,7 @@ fn eight_streams_equal_each_alone(max_in_flight: u8) {
         device_pages: Some(40),
         page_size: 16,
         step_tokens: 64,
-        max_in_flight,
+        max_in_flight: Some(max_in_flight),
         ..ServiceConfig::default()
     });
     let bodies = streams();

@@ -58,23 +58,19 @@ impl CpuBackend {
 
     /// Lists tokens and positions; leaves out rows whose first token never came.
     fn gather(&mut self, plan: &StepPlan) {
-        let b = &mut self.buffers;
-        b.tokens.clear();
-        b.positions.clear();
-        b.starts.clear();
+        self.buffers.tokens.clear();
+        self.buffers.positions.clear();
+        self.buffers.starts.clear();
         for row in &plan.rows {
             let first = match row.input {
                 RowInput::Known => None,
-                RowInput::FromStep { step, row } => {
-                    let slot = self.drawn.iter().find(|drawn| drawn.step == step);
-                    let token = slot.and_then(|drawn| *drawn.tokens.get(row as usize)?);
-                    if token.is_none() {
-                        b.starts.push(None);
-                        continue;
-                    }
-                    token
-                }
+                RowInput::FromStep { step, row } => self.drawn_by(step, row),
             };
+            let b = &mut self.buffers;
+            if first.is_none() && row.input != RowInput::Known {
+                b.starts.push(None);
+                continue;
+            }
             let start = b.tokens.len();
             b.starts.push(Some(start));
             b.tokens.extend_from_slice(plan.row_tokens(row));

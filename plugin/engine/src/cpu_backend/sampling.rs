@@ -1,7 +1,11 @@
 //! From the hidden states of a step to one drawn token per sampling row.
 
 use rootstock::StepError;
-use rootstock::scheduler::{Logprobs, RowOut, SampleSpec, StepOutput, StepPlan, TokenLogprob};
+use rootstock::memory::StepId;
+use rootstock::radix::Token;
+use rootstock::scheduler::{
+    Logprobs, RowInput, RowOut, SampleSpec, StepOutput, StepPlan, TokenLogprob,
+};
 use rootstock_kernels::{KernelError, SampleArgs, SampleScratch, sample};
 
 use super::{CpuBackend, failed};
@@ -89,6 +93,23 @@ impl CpuBackend {
             }
         }
         Ok(())
+    }
+}
+
+/// Adds to each history that lacks it the token that its row continues from.
+pub(crate) fn complete_histories(
+    plan: &mut StepPlan,
+    drawn: impl Fn(StepId, u32) -> Option<Token>,
+) {
+    for row in &mut plan.rows {
+        let RowInput::FromStep { step, row: index } = row.input else {
+            continue;
+        };
+        let spec = row.sample.as_mut();
+        let history = spec.and_then(|spec| spec.history.as_mut());
+        if let (Some(history), Some(token)) = (history, drawn(step, index)) {
+            history.tokens.push(token);
+        }
     }
 }
 

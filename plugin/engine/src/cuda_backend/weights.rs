@@ -1,7 +1,7 @@
 //! The weights of a model on a device.
 //!
-//! Floats keep their type, and five quantized formats their blocks; others become F16, by the
-//! device. Tensors are checked against the metadata as for the CPU.
+//! Floats keep their type, and quantized formats their blocks. Tensors are checked against the
+//! metadata as for the CPU.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

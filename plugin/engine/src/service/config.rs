@@ -162,8 +162,13 @@ pub struct ServiceConfig {
     /// On CUDA: a token's bits depend on nothing that shares its step, at some cost. The CPU is
     /// always so.
     pub batch_invariant: bool,
-    /// Steps in flight, 1 or 2.
-    pub max_in_flight: u8,
+    /// Steps in flight, 1 or 2; None: two on CUDA, where the next one is planned and queued while
+    /// the device computes, else one.
+    pub max_in_flight: Option<u8>,
+    /// On CUDA: graphs of decode steps at most, for each step in flight.
+    pub cuda_graphs: u32,
+    /// On CUDA: large products by cuBLASLt, where it is installed and bits may depend on company.
+    pub cuda_library: bool,
     /// Tokens that a request may guess from its own text and verify in one step, where that pays;
     /// 0 is off. On the CPU; other backends do not verify guesses.
     pub prompt_lookup: u8,
@@ -223,7 +228,9 @@ impl Default for ServiceConfig {
             isa: None,
             device: DeviceChoice::Cpu,
             batch_invariant: false,
-            max_in_flight: 1,
+            max_in_flight: None,
+            cuda_graphs: 64,
+            cuda_library: true,
             prompt_lookup: 8,
             step_tokens: scheduler.step_tokens,
             target_step_ms: scheduler.target_step_ms,
@@ -252,6 +259,12 @@ impl ServiceConfig {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let all = self.threads.unwrap_or_else(cores).clamp(1, 256);
         (all / usize::from(self.replicas.max(1))).max(1)
+    }
+
+    /// Steps in flight of a backend that computes on the thread that launches, unless asked for
+    /// otherwise.
+    pub(super) fn in_flight(&self) -> u8 {
+        self.max_in_flight.unwrap_or(1)
     }
 
     /// Replicas asked for.
@@ -361,7 +374,7 @@ impl ServiceConfig {
                 aging_s: self.aging_s,
                 program_wait_s: self.program_wait_s,
                 preempt_gap: self.preempt_gap,
-                max_in_flight: self.max_in_flight,
+                max_in_flight: self.in_flight(),
                 max_drafts: self.prompt_lookup,
                 prompt_lookup: true,
                 queue_timeout_s: self.queue_timeout_s,

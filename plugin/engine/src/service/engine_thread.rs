@@ -23,6 +23,9 @@ use super::stats::StepClass;
 
 /// How long the thread sleeps between looks at copies under way, when it has nothing else to do.
 const COPY_POLL: Duration = Duration::from_micros(200);
+/// How long it waits for a plan between looks at a step that a device computes, while another one
+/// may be launched behind it.
+const STEP_POLL: Duration = Duration::from_micros(100);
 
 /// What became of a step.
 #[derive(Debug)]
@@ -54,6 +57,8 @@ struct Flying {
     tokens: u64,
     class: StepClass,
     launched: Result<(), StepError>,
+    /// Time in the backend so far.
+    took: Nanos,
 }
 
 /// Sends the last word also when the thread unwinds.
@@ -81,10 +86,20 @@ impl EngineThread {
         let mut copying = Copying::default();
         loop {
             while flying.len() < in_flight_max {
-                match self.next_plan(Patience::of(flying.is_empty(), &copying)) {
+                let start = self.clock.now();
+                let runs = flying.front().map(|oldest| self.runs(oldest));
+                match self.next_plan(Patience::of(runs, &copying)) {
                     Next::Plan(plan) => {
                         let flight = self.launch(plan, &mut copying);
                         flying.push_back(flight);
+                    }
+                    Next::Nothing if runs == Some(true) => {
+                        if let Some(oldest) = flying.front_mut() {
+                            oldest.took += self.clock.now() - start;
+                        }
+                        if !self.report_copies(&mut copying) {
+                            return;
+                        }
                     }
                     Next::Nothing => break,
                     Next::HungUp => return,
@@ -101,14 +116,21 @@ impl EngineThread {
         }
     }
 
+    /// Whether a device computes a step, so that there is time to launch another.
+    fn runs(&mut self, flight: &Flying) -> bool {
+        let step = flight.step;
+        let done = guard(step, || Ok(self.backend.is_done(step)));
+        flight.launched.is_ok() && !done.unwrap_or(true)
+    }
+
     fn next_plan(&self, patience: Patience) -> Next {
         let plan = match patience {
             Patience::None => {
                 let got = self.plans.try_recv();
                 got.map_err(|error| error == flume::TryRecvError::Disconnected)
             }
-            Patience::UntilCopiesMove => {
-                let got = self.plans.recv_timeout(COPY_POLL);
+            Patience::For(limit) => {
+                let got = self.plans.recv_timeout(limit);
                 got.map_err(|error| error == flume::RecvTimeoutError::Disconnected)
             }
             Patience::Endless => self.plans.recv().map_err(|_| true),
@@ -136,13 +158,13 @@ impl EngineThread {
             tokens,
             class,
             launched,
+            took: 0,
         }
     }
 
     /// Waits for a step and reports it; false: the thread has to end.
     fn land(&mut self, flight: Flying, copying: &mut Copying) -> bool {
-        let step = flight.step;
-        let mut took = 0;
+        let (step, mut took) = (flight.step, flight.took);
         let result = loop {
             let start = self.clock.now();
             let paused = match &flight.launched {
@@ -179,6 +201,7 @@ impl EngineThread {
             tokens,
             class,
             launched,
+            took: _,
         } = self.launch(plan, copying);
         let start = self.clock.now();
         let result = launched.and_then(|()| guard(step, || self.backend.wait(step)));
@@ -215,16 +238,18 @@ impl EngineThread {
 /// How long the thread may wait for a plan.
 enum Patience {
     None,
-    UntilCopiesMove,
+    For(Duration),
     Endless,
 }
 
 impl Patience {
-    fn of(nothing_flies: bool, copying: &Copying) -> Self {
-        match (nothing_flies, copying.under_way.is_empty()) {
-            (false, _) => Self::None,
-            (true, false) => Self::UntilCopiesMove,
-            (true, true) => Self::Endless,
+    /// `runs`: whether a device computes the oldest step in flight, if there is one.
+    fn of(runs: Option<bool>, copying: &Copying) -> Self {
+        match (runs, copying.under_way.is_empty()) {
+            (Some(true), _) => Self::For(STEP_POLL),
+            (Some(false), _) => Self::None,
+            (None, false) => Self::For(COPY_POLL),
+            (None, true) => Self::Endless,
         }
     }
 }

@@ -154,7 +154,7 @@ impl Service {
             page_tokens: config.page_size,
             kv_dtype: config.kv_dtype,
             threads,
-            max_in_flight: config.max_in_flight,
+            max_in_flight: config.in_flight(),
             ..CpuBackendConfig::default()
         };
         let host = HostTier::new(layout, tiers.host)?;
@@ -191,7 +191,8 @@ impl Service {
             .first()
             .map(|backend| backend.caps())
             .ok_or_else(no_backend)?;
-        config.max_in_flight = config.max_in_flight.clamp(1, caps.max_in_flight.max(1));
+        let max_in_flight = config.in_flight().clamp(1, caps.max_in_flight.max(1));
+        config.max_in_flight = Some(max_in_flight);
         config.page_size = caps.layout.page_tokens();
         let page_bytes = caps.layout.page_bytes() as u64;
         config.host_pages.get_or_insert(0);
@@ -201,6 +202,8 @@ impl Service {
         let max_model_len = config.model_len(identity.context);
         let mut core_config = config.core(tiers, page, max_model_len);
         core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
+        core_config.scheduler.late_history =
+            backends.iter().all(|backend| backend.completes_histories());
         if !backends.iter().all(|backend| backend.verifies()) {
             core_config.scheduler.max_drafts = 0;
         }
@@ -242,7 +245,7 @@ impl Service {
         spawn(
             core,
             backends,
-            config.max_in_flight,
+            max_in_flight,
             Parts {
                 info,
                 limits,

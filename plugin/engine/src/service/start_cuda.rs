@@ -37,9 +37,11 @@ pub(super) fn check_cuda(first: u32, replicas: u16) -> Result<(), EngineError> {
 /// Loads a model onto the devices from `first` on and serves it.
 pub(super) fn start_on_cuda(
     file: &Gguf,
-    config: ServiceConfig,
+    mut config: ServiceConfig,
     first: u32,
 ) -> Result<Service, EngineError> {
+    let defaults = CudaBackendConfig::default();
+    config.max_in_flight.get_or_insert(defaults.max_in_flight);
     let mut models = Vec::new();
     for replica in 0..u32::from(config.replicas()?) {
         models.push(cuda_backend::load(
@@ -63,17 +65,7 @@ pub(super) fn start_on_cuda(
     for model in &models {
         free = free.min(model.device().memory()?.free_bytes);
     }
-    let settings = CudaBackendConfig {
-        page_tokens: config.page_size,
-        kv_format: format,
-        max_in_flight: config.max_in_flight,
-        numerics: if config.batch_invariant {
-            Numerics::Invariant
-        } else {
-            Numerics::Fast
-        },
-        ..CudaBackendConfig::default()
-    };
+    let settings = settings(&config, format);
     let free = free.saturating_sub(cuda_backend::bytes_beside_pages(&settings));
     let config = ServiceConfig {
         device: DeviceChoice::Cuda(first),
@@ -110,6 +102,23 @@ pub(super) fn start_on_cuda(
         backends.push(Box::new(backend));
     }
     Service::start_over(config.with(tiers), backends, identity, host)
+}
+
+/// Settings of each backend, all but the number of pages.
+fn settings(config: &ServiceConfig, kv_format: KvFormat) -> CudaBackendConfig {
+    CudaBackendConfig {
+        page_tokens: config.page_size,
+        kv_format,
+        max_in_flight: config.in_flight(),
+        graphs: config.cuda_graphs,
+        library: config.cuda_library,
+        numerics: if config.batch_invariant {
+            Numerics::Invariant
+        } else {
+            Numerics::Fast
+        },
+        ..CudaBackendConfig::default()
+    }
 }
 
 /// Pages of each device, of which the fullest has `free` bytes beside what graphs and products may

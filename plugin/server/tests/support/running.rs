@@ -35,23 +35,20 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(arguments: &[&str]) -> Running {
+        Running::start_in(&[], &[&["--kv-cache-mib", "4"], arguments].concat())
+    }
+
+    /// The same with variables of the environment, and a cache as the arguments say.
+    pub(crate) fn start_in(environment: &[(&str, &str)], arguments: &[&str]) -> Running {
         let model = TinyModel::with_weights();
         let path = model.path.to_str().unwrap().to_owned();
-        let fixed = [
-            "--model",
-            &path,
-            "--port",
-            "0",
-            "--kv-cache-mib",
-            "4",
-            "--threads",
-            "1",
-        ];
+        let fixed = ["--model", &path, "--port", "0", "--threads", "1"];
         #[expect(
             clippy::zombie_processes,
             reason = "a panic ends the test and its children"
         )]
         let mut child = rootstock(&[&fixed[..], arguments].concat())
+            .envs(environment.iter().copied())
             .spawn()
             .unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
