@@ -298,9 +298,7 @@ impl PagePool {
         assert!(highest <= self.total, "reserved pages are not in use");
         ids.extend((self.highest + 1..=highest).map(PageId::new));
         self.highest = highest;
-        for id in &ids {
-            self.out.set(id.index());
-        }
+        self.out.set_each(&ids);
         Pages {
             tier: self.tier,
             ids,
@@ -332,11 +330,9 @@ impl PagePool {
     /// Gives disbanded pages back. A page that is not out is ignored and counted in
     /// [`Self::stray_releases`]; in debug builds it panics.
     pub fn release_ids(&mut self, ids: &[PageId]) {
-        for &id in ids {
-            if self.take_back(id) {
-                self.free.push(id);
-            }
-        }
+        let mut free = std::mem::take(&mut self.free);
+        self.take_back(ids, &mut free);
+        self.free = free;
     }
 
     /// Gives pages back once step `step` has ended, because it may still touch them: at once, when
@@ -346,15 +342,16 @@ impl PagePool {
     /// When they belong to another tier.
     pub fn release_after(&mut self, pages: Pages, step: StepId) {
         assert_eq!(pages.tier, self.tier, "pages of another tier");
-        let mut ids = pages.disband();
+        let ids = pages.disband();
         if self.ended.is_some_and(|ended| step <= ended) {
             self.release_ids(&ids);
             return;
         }
-        ids.retain(|&id| self.take_back(id));
-        if !ids.is_empty() {
-            self.waiting_pages += count(ids.len());
-            self.waiting.entry(step).or_default().append(&mut ids);
+        let mut waiting = Vec::with_capacity(ids.len());
+        self.take_back(&ids, &mut waiting);
+        if !waiting.is_empty() {
+            self.waiting_pages += count(waiting.len());
+            self.waiting.entry(step).or_default().append(&mut waiting);
         }
     }
 
@@ -419,21 +416,18 @@ impl PagePool {
         Ok(())
     }
 
-    /// A page that is out is so no more; false, counted, when it is not out.
-    fn take_back(&mut self, id: PageId) -> bool {
-        let out = self.is_out(id);
-        debug_assert!(
-            out,
-            "page {} of {:?} is released but not out",
-            id.get(),
-            self.tier
-        );
-        if out {
-            self.out.clear(id.index());
-        } else {
-            self.stray_releases += 1;
-        }
-        out
+    /// Pages that are out are so no more and go to `to`; one that is not out is counted.
+    fn take_back(&mut self, ids: &[PageId], to: &mut Vec<PageId>) {
+        let (tier, strays) = (self.tier, &mut self.stray_releases);
+        self.out.clear_each(ids, |id, was_out| {
+            let number = id.get();
+            debug_assert!(was_out, "page {number} of {tier:?} is released but not out");
+            if was_out {
+                to.push(id);
+            } else {
+                *strays += 1;
+            }
+        });
     }
 }
 
@@ -456,9 +450,36 @@ impl Bits {
         self.0[at / 64] |= 1 << (at % 64);
     }
 
-    fn clear(&mut self, at: usize) {
-        self.0[at / 64] &= !(1 << (at % 64));
+    /// Pages lie in runs: each word is written once for all in a row that it holds.
+    fn set_each(&mut self, ids: &[PageId]) {
+        for run in ids.chunk_by(|one, next| word_of(*one) == word_of(*next)) {
+            let bits = run.iter().fold(0, |bits, id| bits | bit_of(*id));
+            self.0[word_of(run[0])] |= bits;
+        }
     }
+
+    /// Clears those of pages, and tells of each whether it was set.
+    fn clear_each(&mut self, ids: &[PageId], mut tell: impl FnMut(PageId, bool)) {
+        for run in ids.chunk_by(|one, next| word_of(*one) == word_of(*next)) {
+            let word = self.0.get_mut(word_of(run[0]));
+            let mut bits = word.as_ref().map_or(0, |word| **word);
+            for &id in run {
+                tell(id, bits & bit_of(id) != 0);
+                bits &= !bit_of(id);
+            }
+            if let Some(word) = word {
+                *word = bits;
+            }
+        }
+    }
+}
+
+const fn word_of(id: PageId) -> usize {
+    id.index() / 64
+}
+
+const fn bit_of(id: PageId) -> u64 {
+    1 << (id.index() % 64)
 }
 
 #[expect(
