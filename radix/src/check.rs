@@ -37,7 +37,7 @@ impl PrefixCache {
             "{seen} nodes can be reached, {nodes} exist"
         );
         let roots = self.tree.roots();
-        let listed = self.tree.table.len();
+        let listed = self.tree.listed();
         ensure!(
             "table",
             listed == nodes - roots,

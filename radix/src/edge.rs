@@ -29,18 +29,25 @@ struct Planes<'a> {
 impl Edge {
     /// Room for exactly these.
     pub(crate) fn new(tokens: &[Token]) -> Self {
-        let mut edge = Self::with_room(tokens.len(), false);
+        let mut edge = Self(vec![0; 3 * tokens.len()].into_boxed_slice());
         edge.append(0, tokens);
         edge
     }
 
-    fn with_room(room: usize, is_wide: bool) -> Self {
-        let bytes = if is_wide {
-            4 * (room + usize::from(room.is_multiple_of(3)))
-        } else {
-            3 * room
-        };
-        Self(vec![0; bytes].into_boxed_slice())
+    /// A buffer that begins with the tokens of these planes.
+    fn of(planes: Planes<'_>, room: usize, is_wide: bool) -> Self {
+        let room = room + usize::from(is_wide && room.is_multiple_of(3));
+        let len = room * if is_wide { 4 } else { 3 };
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend_from_slice(planes.low.as_flattened());
+        bytes.resize(2 * room, 0);
+        bytes.extend_from_slice(planes.third);
+        bytes.resize(3 * room, 0);
+        if is_wide {
+            bytes.extend_from_slice(planes.fourth);
+            bytes.resize(len, 0);
+        }
+        Self(bytes.into_boxed_slice())
     }
 
     const fn is_wide(&self) -> bool {
@@ -86,10 +93,10 @@ impl Edge {
     pub(crate) fn append(&mut self, len: usize, tokens: &[Token]) {
         let end = len + tokens.len();
         if self.room() < end {
-            *self = self.moved(len, end + end / 4, self.is_wide());
+            *self = Self::of(self.planes(0..len), end + end / 4, self.is_wide());
         }
         if self.write(len, tokens) >> 24 != 0 && !self.is_wide() {
-            *self = self.moved(len, self.room(), true);
+            *self = Self::of(self.planes(0..len), self.room(), true);
             self.write(len, tokens);
         }
     }
@@ -109,26 +116,6 @@ impl Edge {
         dispatch!(Level::new(), _simd => encode(tokens, low, third))
     }
 
-    /// The first `len` tokens in a buffer of their own.
-    fn moved(&self, len: usize, room: usize, is_wide: bool) -> Self {
-        let mut to = Self::with_room(room, is_wide);
-        to.copy_from(self, 0..len);
-        to
-    }
-
-    /// Takes a part of another edge as its first tokens.
-    fn copy_from(&mut self, from: &Self, part: Range<usize>) {
-        let (room, len) = (self.room(), part.len());
-        let planes = from.planes(part);
-        let (low, rest) = self.0.split_at_mut(2 * room);
-        let (third, fourth) = rest.split_at_mut(room);
-        low[..2 * len].copy_from_slice(planes.low.as_flattened());
-        third[..len].copy_from_slice(planes.third);
-        if let Some(fourth) = fourth.get_mut(..planes.fourth.len()) {
-            fourth.copy_from_slice(planes.fourth);
-        }
-    }
-
     /// Cuts the first `len` tokens at `at`: keeps those before it, returns the others.
     pub(crate) fn split_off(&mut self, len: usize, at: usize) -> Self {
         let lower = self.part(at..len);
@@ -138,10 +125,8 @@ impl Edge {
 
     /// A part in a buffer of exactly its size, wide only where it has to be.
     fn part(&self, part: Range<usize>) -> Self {
-        let is_wide = self.planes(part.clone()).needs_fourth();
-        let mut edge = Self::with_room(part.len(), is_wide);
-        edge.copy_from(self, part);
-        edge
+        let (len, planes) = (part.len(), self.planes(part));
+        Self::of(planes, len, planes.needs_fourth())
     }
 
     /// Gives back the room beyond the first `room` tokens.

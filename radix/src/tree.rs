@@ -75,7 +75,10 @@ const fn fold(a: u64, b: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) nodes: Slab<Node>,
-    pub(crate) table: ChildTable,
+    table: ChildTable,
+    /// Nodes that were removed and that the table still names, each with its hash: the places of
+    /// several are fetched at once. A vacant node is nobody's child.
+    gone: Vec<(u32, u32)>,
     page_tokens: usize,
     max_nodes: usize,
     roots: usize,
@@ -91,6 +94,7 @@ impl Tree {
         Self {
             nodes: Slab::new(),
             table: ChildTable::new(),
+            gone: Vec::with_capacity(GONE),
             page_tokens: page_tokens as usize,
             max_nodes: max_nodes as usize,
             roots: 0,
@@ -105,6 +109,7 @@ impl Tree {
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.table = ChildTable::new();
+        self.gone.clear();
         self.roots = 0;
         self.promised = 0;
     }
@@ -124,6 +129,11 @@ impl Tree {
     /// Whether `n` more nodes may be made. Roots do not count: namespaces have their own bound.
     pub(crate) fn has_slots(&self, n: usize) -> bool {
         self.nodes.len() - self.roots + self.promised as usize + n <= self.max_nodes
+    }
+
+    /// Nodes that the child table names.
+    pub(crate) fn listed(&self) -> usize {
+        self.table.len() - self.gone.len()
     }
 
     pub(crate) const fn roots(&self) -> usize {
@@ -169,11 +179,9 @@ impl Tree {
         }
         let mut common = 0;
         let found = self.table.find(self.hash(parent, page).into(), |at| {
-            let is_child = self.node(at).parent == parent;
-            common = if is_child {
-                self.common_pages(at, rest)
-            } else {
-                0
+            common = match self.nodes.get(at as usize) {
+                Some(node) if node.parent == parent => self.common_pages(at, rest),
+                Some(_) | None => 0,
             };
             common > 0
         });
@@ -184,8 +192,10 @@ impl Tree {
     pub(crate) fn child(&self, parent: u32, rest: &[Token]) -> Option<u32> {
         let page = rest.get(..self.page_tokens)?;
         self.table.find(self.hash(parent, page).into(), |at| {
-            let node = self.node(at);
-            node.parent == parent && self.common_tokens(node, page) == page.len()
+            let node = self.nodes.get(at as usize);
+            node.is_some_and(|node| {
+                node.parent == parent && self.common_tokens(node, page) == page.len()
+            })
         })
     }
 
@@ -350,7 +360,18 @@ impl Tree {
         );
         self.unlink(at);
         let node = self.nodes.remove(at as usize);
-        self.table.remove(node.hash.into(), at);
+        self.gone.push((node.hash, at));
+        if self.gone.len() == GONE {
+            self.bury();
+        }
+    }
+
+    /// Takes those that are gone out of the table.
+    fn bury(&mut self) {
+        self.table.fetch(self.gone.iter().map(|one| one.0));
+        for (hash, at) in self.gone.drain(..) {
+            self.table.remove(hash.into(), at);
+        }
     }
 
     /// Removes a root without children.
@@ -366,6 +387,8 @@ impl Tree {
     fn insert_node(&mut self, mut node: Node) -> u32 {
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         node.generation = self.generation;
+        // An index is used again only when nothing names the node before.
+        self.bury();
         if self.nodes.len() == self.nodes.capacity() {
             self.nodes.reserve_exact(self.nodes.len() / GROWTH + 8);
         }
@@ -397,6 +420,9 @@ impl Tree {
         }
     }
 }
+
+/// So many places of the table are on their way from memory at once.
+const GONE: usize = 16;
 
 /// The arrays of nodes grow by this part of them, not to the double: they are most of what a tree
 /// weighs beside its tokens.
