@@ -38,6 +38,7 @@ mod module;
 mod pages;
 mod product;
 mod stream;
+mod strides;
 
 pub use attention::{AttentionCall, AttentionKernels, RopeAngles, StoreCall};
 pub use batch::{Batch, BatchRows, BatchShape, Numerics};

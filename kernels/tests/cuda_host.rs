@@ -373,6 +373,52 @@ fn pages_go_to_host_and_come_back_whole_and_by_layers() {
 }
 
 #[test]
+fn a_layer_is_there_when_its_event_has_passed_and_the_next_one_is_not() {
+    if !on_mock(
+        "a_layer_is_there_when_its_event_has_passed_and_the_next_one_is_not",
+        &HOST,
+    ) {
+        return;
+    }
+    let mut tiers = Tiers::new().unwrap();
+    let there: Vec<Vec<u8>> = [3, 5, 6].map(|page| tiers.device_page(page)).into();
+    let before: Vec<Vec<u8>> = [1, 2, 8].map(|page| tiers.device_page(page)).into();
+    let down = plan(1, true, &[3, 5, 6], &[2, 3, 7], 0..2);
+    tiers.copies.submit(down).unwrap();
+    tiers.wait(1);
+    // Two pages in one strided copy, one by itself.
+    let up = plan(2, false, &[1, 2, 8], &[2, 3, 7], 0..2);
+    tiers.copies.submit(up).unwrap();
+    let layer = shape().layer_bytes();
+    // In one download: giving its buffer back runs everything that is queued.
+    let now = |tiers: &Tiers| {
+        let all = tiers.stream.download_now(tiers.pages.bytes()).unwrap();
+        let bytes = shape().page_bytes();
+        [1, 2, 8].map(|page| all[page * bytes..][..bytes].to_vec())
+    };
+    let (wait, id) = (CudaCopies::wait_for_layer, CopyId(2));
+    wait(&tiers.copies, &tiers.stream, id, 0).unwrap();
+    for ((now, there), before) in now(&tiers).iter().zip(&there).zip(&before) {
+        assert!(now[..layer] == there[..layer] && now[layer..] == before[layer..]);
+    }
+    wait(&tiers.copies, &tiers.stream, id, 1).unwrap();
+    assert!(now(&tiers)[..] == there[..]);
+    tiers.wait(1);
+    wait(&tiers.copies, &tiers.stream, id, 1).unwrap();
+    assert!(!tiers.copies.has_failed(id));
+    // One that failed is an error before and after its acknowledgement.
+    let bad = plan(3, false, &[9], &[1], 0..2);
+    tiers.copies.submit(bad).unwrap();
+    for _twice in 0..2 {
+        let error = wait(&tiers.copies, &tiers.stream, CopyId(3), 0).unwrap_err();
+        assert!(!error.is_fatal(), "{error}");
+        assert!(tiers.copies.has_failed(CopyId(3)));
+        let mut done = Vec::new();
+        tiers.copies.poll(&mut done);
+    }
+}
+
+#[test]
 fn plans_that_cannot_be_carried_out_fail_and_a_full_queue_gives_them_back() {
     if !on_mock(
         "plans_that_cannot_be_carried_out_fail_and_a_full_queue_gives_them_back",

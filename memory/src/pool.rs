@@ -342,13 +342,17 @@ impl PagePool {
     /// When they belong to another tier.
     pub fn release_after(&mut self, pages: Pages, step: StepId) {
         assert_eq!(pages.tier, self.tier, "pages of another tier");
-        let ids = pages.disband();
+        self.release_ids_after(&pages.disband(), step);
+    }
+
+    /// The same for disbanded pages, as [`PagePool::release_ids`].
+    pub fn release_ids_after(&mut self, ids: &[PageId], step: StepId) {
         if self.ended.is_some_and(|ended| step <= ended) {
-            self.release_ids(&ids);
+            self.release_ids(ids);
             return;
         }
         let mut waiting = Vec::with_capacity(ids.len());
-        self.take_back(&ids, &mut waiting);
+        self.take_back(ids, &mut waiting);
         if !waiting.is_empty() {
             self.waiting_pages += count(waiting.len());
             self.waiting.entry(step).or_default().append(&mut waiting);

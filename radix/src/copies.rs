@@ -17,7 +17,8 @@ use crate::order::{Place, Rank};
 use crate::tier::Span;
 use crate::tree::narrow;
 use rootstock_memory::{
-    CopyClass, CopyDone, CopyId, CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, TierId,
+    CopyClass, CopyDone, CopyId, CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId,
+    TierId,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,6 +52,8 @@ pub(crate) struct Flight {
     awaited: bool,
     /// Whether it makes room on the device.
     pub(crate) leaving: bool,
+    /// Last step that reads its destination before it is acknowledged.
+    pub(crate) read_by: Option<StepId>,
 }
 
 impl Flight {
@@ -68,6 +71,7 @@ impl Flight {
         pages: None,
         awaited: false,
         leaving: false,
+        read_by: None,
     };
 }
 
@@ -505,6 +509,8 @@ impl PrefixCache {
                 self.tiers[to]
                     .set_resident(at, &self.tree, part.to_vec(), |span| span.stamp = stamp);
                 arrived = true;
+            } else if let Some(step) = flight.read_by {
+                self.tiers[to].pool.release_ids_after(part, step);
             } else {
                 self.tiers[to].pool.release_ids(part);
             }

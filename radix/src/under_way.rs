@@ -6,7 +6,7 @@
 use crate::Lease;
 use crate::cache::PrefixCache;
 use crate::copies::{Flight, Flights};
-use rootstock_memory::{CopyPlan, Nanos, ReplicaId, TierId};
+use rootstock_memory::{CopyId, CopyPlan, Nanos, ReplicaId, StepId, TierId};
 
 impl Flights {
     /// Copies that are not acknowledged.
@@ -66,6 +66,25 @@ impl PrefixCache {
     pub fn is_promoting(&self, lease: &Lease) -> bool {
         let flight = lease.copy.and_then(|id| self.flights.all.get(&id));
         flight.is_some_and(crate::copies::Flight::is_under_way)
+    }
+
+    /// Step `step` reads the destination of the copy that [`PrefixCache::promote`] planned for a
+    /// lease, each layer once it has arrived: where the copy fails, or brings what is there
+    /// already, its pages are free after that step only. `None` when it is not under way.
+    pub fn stand_on(&mut self, lease: &Lease, step: StepId) -> Option<CopyId> {
+        let id = lease.copy?;
+        let flight = self.flights.all.get_mut(&id)?;
+        if !flight.is_under_way() {
+            return None;
+        }
+        flight.read_by = flight.read_by.max(Some(step));
+        Some(id)
+    }
+
+    /// Whether that copy has brought all it should, and the lease has not been grown over it yet.
+    pub fn has_arrived(&self, lease: &Lease) -> bool {
+        let flight = lease.copy.and_then(|id| self.flights.all.get(&id));
+        flight.is_some_and(|flight| !flight.is_under_way())
     }
 
     /// Whether what a match found on host right after a lease is on its way to the device by a

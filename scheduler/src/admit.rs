@@ -139,6 +139,7 @@ impl Scheduler {
             Some(copy) => {
                 let pages = count(copy.to.1.len());
                 let until = hold.leased_tokens() + pages * self.cfg.page_tokens;
+                let pages = copy.to.1.clone();
                 copies.push(copy);
                 self.stats.fetches += 1;
                 let live = self.live.get_mut(&id).expect("a seated request is live");
@@ -146,6 +147,7 @@ impl Scheduler {
                     hold,
                     found: cached,
                     until,
+                    pages,
                 });
             }
             None => {

@@ -88,7 +88,7 @@ impl Scheduler {
                 if !hurried {
                     self.plan_guesses(cx, &mut draft);
                 }
-                return Some(self.commit(draft, cx.now));
+                return Some(self.commit(cx, draft));
             }
             let alone = self.running.is_empty() && self.draining.is_empty();
             match denied.filter(|_| alone && cx.cache.copies_at(tier) == 0) {
@@ -244,7 +244,11 @@ impl Scheduler {
 
     pub(crate) fn prefill_order(&self, now: Nanos) -> Vec<QueueKey> {
         let live = self.running.iter().map(|id| &self.live[id]);
-        let prefills = live.filter(|live| matches!(live.next(), Next::Prefill(_)));
+        let begins = self.cfg.begin_in_transit;
+        let prefills = live.filter(|live| {
+            let fetches = begins && matches!(live.phase, Phase::Fetching(_));
+            fetches || matches!(live.next(), Next::Prefill(_))
+        });
         let mut keys: Vec<QueueKey> = prefills
             .map(|live| self.order.key(&live.key_parts(&self.order, now)))
             .collect();
@@ -284,6 +288,8 @@ impl Scheduler {
         if budget == 0 {
             return;
         }
+        self.begin_in_transit(cx, id);
+        let live = &self.live[&id];
         let len = match live.next() {
             Next::Wait => return,
             Next::Decode => 1,
@@ -378,6 +384,11 @@ impl Scheduler {
         let page_tokens = self.cfg.page_tokens;
         let live = self.live.get_mut(&id).expect("a running request is live");
         let known = live.len();
+        // Its pages may be others by now. Where the copy failed, its steps in flight fail, and the
+        // request with them.
+        if !live.settle_in_transit(cx, &mut self.stats) {
+            return Ok(());
+        }
         let Some(run) = live.running_mut() else {
             return Ok(());
         };

@@ -74,6 +74,9 @@ pub struct SchedulerConfig {
     /// Whether the backend adds the token that a row continues from to the row's history, so that
     /// requests with penalties run ahead of results by one step.
     pub late_history: bool,
+    /// Whether the backend orders each layer of a step behind the copies that the plan names, so
+    /// that a request begins while its prefix is on its way up.
+    pub begin_in_transit: bool,
     /// Seconds for which a request waits at most when the programs under way do not fit the cache
     /// together, so that those inside are kept whole; 0 is off. Programs are those of
     /// `hints.program`; requests without one are not held.
@@ -106,6 +109,7 @@ impl Default for SchedulerConfig {
             target_step_ms: 0,
             overtake: false,
             late_history: false,
+            begin_in_transit: false,
             program_wait_s: 0.0,
             fair_shares: true,
         }

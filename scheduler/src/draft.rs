@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rootstock_memory::{CopyPlan, Nanos, StepId};
+use rootstock_memory::{CopyPlan, StepId};
 
 use crate::holding::pages_for;
 use crate::live::{Live, count};
@@ -139,7 +139,7 @@ impl Scheduler {
     }
 
     /// Turns a draft into a plan and its rows into rows in flight.
-    pub(crate) fn commit(&mut self, draft: Draft, now: Nanos) -> StepPlan {
+    pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, draft: Draft) -> StepPlan {
         let step = self.step_id();
         let load = draft.load();
         let mut plan = StepPlan {
@@ -160,6 +160,9 @@ impl Scheduler {
                 .get_mut(&row.id)
                 .expect("a drafted row is of a live request");
             append_row(&mut plan, live, row, self.cfg.page_tokens);
+            let hold = live.holding().filter(|hold| hold.stands());
+            let copy = hold.and_then(|hold| cx.cache.stand_on(hold.lease(), step));
+            plan.after.extend(copy);
             let run = live
                 .running_mut()
                 .expect("a drafted row is of a running request");
@@ -180,7 +183,9 @@ impl Scheduler {
         }
         self.stats.steps += u64::from(!rows.is_empty());
         self.stats.copy_plans += u64::from(rows.is_empty());
-        self.flights.push_back(Flight::new(step, rows, now, load));
+        let mut flight = Flight::new(step, rows, cx.now, load);
+        flight.waits = !plan.after.is_empty();
+        self.flights.push_back(flight);
         plan
     }
 }

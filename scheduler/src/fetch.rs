@@ -8,6 +8,13 @@
 //!     and the rest's pages are gone    -> back to the queue, in its old place
 //!   abort, deadline, giving way        -> everything goes back; the copy lands in the cache
 //! ```
+//! Where the backend orders each layer of a step behind its copies, the first row does not wait for
+//! the copy to end:
+//! ```text
+//!   admitted, and there is budget      -> Running on pages in transit; plans name the copy
+//!   copy done                          -> the lease covers what came
+//!   copy failed                        -> its steps fail, and the request with them
+//! ```
 //! A fetch blocks nobody: the step goes on without the request. It holds a seat and its pages. A
 //! request never fetches again after a copy for it has failed, so it cannot fail for ever.
 
@@ -15,11 +22,12 @@ use rootstock_radix::{Fate, Key, Served};
 use smallvec::SmallVec;
 
 use crate::draft::Draft;
-use crate::emit::{CachedTokens, Emit};
+use crate::emit::{CachedTokens, Emit, FailKind, FinishReason};
 use crate::holding::{Holding, pages_for};
 use crate::live::{Fetching, Live, Phase, Running};
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
+use crate::stats::SchedulerStats;
 
 impl Scheduler {
     /// Whether copying these tokens up is at least as quick as computing them.
@@ -53,11 +61,15 @@ impl Scheduler {
         }
         let wanted = &live.tokens[..to as usize];
         let fetches = |other: &Live| {
-            let Phase::Fetching(fetch) = &other.phase else {
-                return false;
+            let (hold, until) = match &other.phase {
+                Phase::Fetching(fetch) => (&fetch.hold, fetch.until),
+                Phase::Running(run) if run.hold.stands() => (&run.hold, run.hold.covered_tokens()),
+                Phase::Queued | Phase::Preempted | Phase::Running(_) | Phase::Draining(_) => {
+                    return false;
+                }
             };
-            fetch.hold.leased_tokens() <= from
-                && fetch.until >= to
+            hold.leased_tokens() <= from
+                && until >= to
                 && other.ns == live.ns
                 && other.tokens.get(..to as usize) == Some(wanted)
         };
@@ -73,6 +85,22 @@ impl Scheduler {
         let ended: Vec<RequestId> = self.running.iter().filter(ended).copied().collect();
         for id in ended {
             self.settle_fetch(cx, draft, id);
+        }
+        if self.cfg.begin_in_transit {
+            self.end_lost(cx);
+        }
+    }
+
+    /// Requests that stood on a copy that failed, and have no step in flight that would tell.
+    fn end_lost(&mut self, cx: &mut Cx<'_>) {
+        let lost = |id: &&RequestId| {
+            let run = self.live[id].running();
+            run.is_some_and(|run| run.flight.is_empty() && run.hold.is_lost(cx.cache))
+        };
+        let lost: Vec<RequestId> = self.running.iter().filter(lost).copied().collect();
+        for id in lost {
+            self.stats.fetches_failed += 1;
+            self.end(cx, id, FinishReason::Failed(FailKind::Step));
         }
     }
 
@@ -91,6 +119,7 @@ impl Scheduler {
             mut hold,
             found,
             until,
+            pages: _,
         } = fetch;
         let promised = until - hold.leased_tokens();
         let key = Key {
@@ -122,6 +151,42 @@ impl Scheduler {
             ..found
         };
         self.begin(cx, id, hold, cached);
+    }
+
+    /// A seated request whose copy is under way starts to compute, on the pages that the copy
+    /// fills, where the backend allows that.
+    pub(crate) fn begin_in_transit(&mut self, cx: &mut Cx<'_>, id: RequestId) {
+        let live = self.live.get_mut(&id).expect("a seated request is live");
+        let fetching = |phase: &mut Phase| match phase {
+            Phase::Fetching(fetch) => fetch.hold.is_fetching(cx.cache),
+            Phase::Queued | Phase::Preempted | Phase::Running(_) | Phase::Draining(_) => false,
+        };
+        if !self.cfg.begin_in_transit || !fetching(&mut live.phase) {
+            return;
+        }
+        let phase = std::mem::replace(&mut live.phase, Phase::Queued);
+        let Phase::Fetching(fetch) = phase else {
+            return;
+        };
+        let Fetching {
+            mut hold,
+            found,
+            until,
+            pages,
+        } = fetch;
+        let fetched = until - hold.leased_tokens();
+        let cached = CachedTokens {
+            host: fetched.min(found.host),
+            storage: fetched.saturating_sub(found.host),
+            ..found
+        };
+        hold.stand_on(&pages);
+        self.stats.begun_in_transit += 1;
+        self.begin(cx, id, hold, cached);
+        let live = self.live.get_mut(&id).expect("a seated request is live");
+        if let Some(run) = live.running_mut() {
+            (run.computed, run.launched) = (until, until);
+        }
     }
 
     /// A seated request starts to compute after what it has.
@@ -157,6 +222,8 @@ impl Scheduler {
             return;
         }
         live.first_admission = Some((cx.now, cached));
+        let coming = cached.host + cached.storage;
+        let computed = computed.max(cached.device + coming).min(live.len());
         let (tenant, uncached) = (live.tenant, live.len() - computed);
         let billed = live.class == Class::Client;
         if billed {
@@ -172,5 +239,29 @@ impl Scheduler {
         if billed {
             self.queue.charge(tenant, uncached);
         }
+    }
+}
+
+impl Live {
+    /// Takes up what has arrived of the pages that its rows stand on. False: they never will hold
+    /// what they should.
+    pub(crate) fn settle_in_transit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        stats: &mut SchedulerStats,
+    ) -> bool {
+        let Live {
+            tokens, ns, phase, ..
+        } = self;
+        let Phase::Running(run) = phase else {
+            return true;
+        };
+        if !run.hold.stands() {
+            return true;
+        }
+        let before = run.hold.leased_tokens();
+        let right = run.hold.settle(cx.cache, Key { ns: *ns, tokens }, cx.now);
+        stats.fetched_tokens += u64::from(run.hold.leased_tokens() - before);
+        right
     }
 }

@@ -1,20 +1,22 @@
 //! The pages of one running request, and every change of who owns them.
 //!
 //! ```text
-//!  page table of the request:   [ leased .............. | own ....... ] | rest
-//!                                 owned by the cache,      owned here,    promised,
-//!                                 held by the lease        private        not taken
+//!  page table of the request:   [ leased .............. | coming ... | own ....... ] | rest
+//!                                 owned by the cache,      the copy's,  owned here,    promised,
+//!                                 held by the lease        on their way private        not taken
 //!
 //!  open      lease + reservation          -> leased | - | rest
 //!  take      n pages of rest (or more from the cache) -> own
 //!  publish   complete pages of own        -> the cache; the lease now covers them; a page the
 //!            cache already had is swapped in the table first, then the duplicate is released
 //!  arrive    what a copy brought up       -> leased; promises it replaces go back
+//!  stand_on  pages that a copy fills      -> coming: they are read before the copy has ended
+//!  settle    the copy has ended           -> leased, and nothing is coming any more
 //!  promise   more pages, or fewer         -> rest
 //!  share     pages others computed        -> leased; own pages and promises they replace go back
 //!  close     own, rest -> released; lease -> ended. Takes `self`: the one way out.
 //! ```
-//! Invariants: `table = pages(lease) ++ own.ids()`; complete pages are never written again.
+//! Invariants: `table = pages(lease) ++ coming ++ own.ids()`; complete pages are never written again.
 
 use rootstock_memory::{CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
 use rootstock_radix::{Fate, Hints, Key, Lease, PrefixCache, Short, SpanMeta, Token};
@@ -25,6 +27,8 @@ use crate::live::count;
 #[derive(Debug)]
 pub(crate) struct Holding {
     lease: Lease,
+    /// Of the copy that the lease waits for.
+    coming: Vec<PageId>,
     own: Pages,
     rest: Reservation,
     table: Vec<PageId>,
@@ -44,6 +48,7 @@ impl Holding {
         let own = Pages::none(rest.tier());
         Self {
             lease,
+            coming: Vec::new(),
             own,
             rest,
             table,
@@ -116,7 +121,11 @@ impl Holding {
         computed: u32,
         args: &PublishArgs<'_>,
     ) {
-        let complete = computed / self.page_tokens;
+        // What is leased has no gaps.
+        let complete = match self.coming.is_empty() {
+            true => computed / self.page_tokens,
+            false => 0,
+        };
         while self.leased_pages() < complete {
             let from = self.leased_pages();
             let said = args
@@ -151,6 +160,9 @@ impl Holding {
         busy_until: Option<StepId>,
         now: Nanos,
     ) -> u32 {
+        if !self.coming.is_empty() {
+            return 0;
+        }
         let before = self.leased_pages();
         let gained = cache.grow(&mut self.lease, key, max_tokens, now);
         if gained == 0 {
@@ -168,6 +180,54 @@ impl Holding {
         let surplus = self.rest.split_off(spare);
         cache.cancel(surplus);
         gained
+    }
+
+    /// Puts the pages that the lease's copy fills into the table, before it has ended. For a
+    /// request that has computed nothing itself.
+    pub(crate) fn stand_on(&mut self, pages: &[PageId]) {
+        self.coming = pages.to_vec();
+        self.table.extend_from_slice(pages);
+    }
+
+    /// Whether rows stand on pages of a copy that was still under way.
+    pub(crate) fn stands(&self) -> bool {
+        !self.coming.is_empty()
+    }
+
+    /// Tokens that are leased or coming.
+    pub(crate) fn covered_tokens(&self) -> u32 {
+        self.leased_tokens() + count(self.coming.len()) * self.page_tokens
+    }
+
+    /// Whether rows stand on pages of a copy that failed.
+    pub(crate) fn is_lost(&self, cache: &PrefixCache) -> bool {
+        self.stands() && !self.is_fetching(cache) && !cache.has_arrived(&self.lease)
+    }
+
+    /// Takes up the pages of a copy that has ended. False: they will never hold what they should.
+    pub(crate) fn settle(&mut self, cache: &mut PrefixCache, key: Key<'_>, now: Nanos) -> bool {
+        if !self.stands() || self.is_fetching(cache) {
+            return true;
+        }
+        let until = self.leased_pages() + count(self.coming.len());
+        if !cache.has_arrived(&self.lease) {
+            return false;
+        }
+        let until_tokens = until * self.page_tokens;
+        cache.grow(&mut self.lease, key, until_tokens, now);
+        self.table.clear();
+        cache.pages(&self.lease, &mut self.table);
+        let whole = self.leased_pages() == until;
+        if whole {
+            self.coming.clear();
+        } else {
+            let short = until - self.leased_pages().min(until);
+            let gone = self.coming.len().saturating_sub(short as usize);
+            self.coming.drain(..gone);
+            self.table.extend_from_slice(&self.coming);
+        }
+        self.table.extend_from_slice(self.own.ids());
+        whole
     }
 
     /// Whether the copy that the lease asked for is under way.
@@ -221,6 +281,7 @@ impl Holding {
         let mut table = Vec::new();
         cache.pages(&self.lease, &mut table);
         let leased_ok = table.len() == self.leased_pages() as usize;
+        table.extend_from_slice(&self.coming);
         table.extend_from_slice(self.own.ids());
         (leased_ok && table == self.table).then(|| (count(self.own.len()), self.rest.left()))
     }

@@ -123,7 +123,7 @@ impl Scheduler {
         let computes = u64::from(!draft.rows.is_empty());
         self.stats.hurried_steps += computes;
         self.stats.overtaking_steps += computes;
-        let mut plan = self.commit(draft, cx.now);
+        let mut plan = self.commit(cx, draft);
         plan.overtakes = true;
         if let Some(flight) = self.flights.back_mut() {
             flight.overtakes = true;

@@ -11,13 +11,14 @@
 //! ```
 //! Each phase has its own fields. `Fetching`, `Running` and `Draining` hold pages, the others none.
 //! `Fetching` is a seat whose prefix is on its way from the host tier: it becomes `Running` when
-//! the copy has ended, well or badly. A request that has had its final event while a step still
+//! the copy has ended, well or badly, or before that where the backend orders each layer of a step
+//! behind its copies. A request that has had its final event while a step still
 //! works on its pages is `Draining`; "done" is being no longer in the map.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use rootstock_memory::{Nanos, StepId};
+use rootstock_memory::{Nanos, PageId, StepId};
 use rootstock_radix::{Hints, Key, NamespaceId, TenantId, Token};
 use smallvec::SmallVec;
 
@@ -131,6 +132,8 @@ pub(crate) struct Fetching {
     pub(crate) found: CachedTokens,
     /// Tokens on the device when all has arrived.
     pub(crate) until: u32,
+    /// Pages that the copy fills.
+    pub(crate) pages: Box<[PageId]>,
 }
 
 /// A seat in the batch.

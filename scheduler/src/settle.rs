@@ -28,6 +28,8 @@ pub(crate) struct Flight {
     pub(crate) overtakes: bool,
     /// Another ran in the middle of it, so that its time says nothing.
     pub(crate) overtaken: bool,
+    /// It waits for copies, so that its time says nothing either.
+    pub(crate) waits: bool,
 }
 
 /// One row of it.
@@ -55,6 +57,7 @@ impl Flight {
             result: None,
             overtakes: false,
             overtaken: false,
+            waits: false,
         }
     }
 }
@@ -118,7 +121,8 @@ impl Scheduler {
         // A step begins when it is launched, or when the one before it ends.
         let begin = flight.launched_at.max(self.landed_at);
         self.landed_at = self.landed_at.max(cx.now);
-        if results.is_ok() && !flight.rows.is_empty() && !flight.overtaken {
+        let telling = !flight.overtaken && !flight.waits;
+        if results.is_ok() && !flight.rows.is_empty() && telling {
             self.time.learn(flight.load, cx.now.saturating_sub(begin));
             if let Some(ns) = self.time.token_ns() {
                 self.order.prefill_ns_per_token = ns;
@@ -155,6 +159,10 @@ impl Scheduler {
             Phase::Queued | Phase::Preempted | Phase::Fetching(_) => return,
         }
         let mut published = 0..0;
+        // Nobody believes what was computed on pages that a copy never filled.
+        let right = live.settle_in_transit(cx, &mut self.stats);
+        self.stats.fetches_failed += u64::from(!right);
+        let result = result.and_then(|row| if right { Ok(row) } else { Err(FailKind::Step) });
         let verdict = result.and_then(|result| live.take_in(row, result));
         let reason = match verdict {
             Err(kind) => Some(FinishReason::Failed(kind)),

@@ -65,6 +65,8 @@ pub struct SchedulerStats {
     pub fetched_tokens: u64,
     /// Such copies that brought less than they should.
     pub fetches_failed: u64,
+    /// Requests that began to compute before the copy of their prefix had ended.
+    pub begun_in_transit: u64,
     /// Pins asked for by requests whose prompt was cached.
     pub pins_asked: u64,
     /// Of those, not or not wholly granted.

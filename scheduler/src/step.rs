@@ -38,7 +38,8 @@ pub struct StepPlan {
     pub page_tables: Vec<PageId>,
     /// Copies to submit before this step.
     pub copies: Vec<CopyPlan>,
-    /// Copies that must have finished before this step starts.
+    /// Copies that must have finished before this step starts; where the backend orders layers,
+    /// each layer of them before that layer of the step. Where one of them fails, the step does.
     pub after: Vec<CopyId>,
     /// May run in the middle of the step in flight, and its result be told first. It reads and
     /// writes nothing that the other writes.

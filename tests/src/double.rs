@@ -72,6 +72,10 @@ pub struct EngineDouble {
     pub pauses: bool,
     /// Whether it adds the token that a row continues from to the row's history.
     pub completes_histories: bool,
+    /// Whether it orders the layers of a step behind the copies that the plan names.
+    pub orders_layers: bool,
+    /// Copies that failed, for steps that stand on them.
+    failed_copies: BTreeSet<CopyId>,
     /// While set, no copy ends.
     pub hold_copies: bool,
     rng: Rng,
@@ -89,6 +93,8 @@ pub struct EngineDouble {
     pub copies_done: [u64; 2],
     /// Copies acknowledged as failed.
     pub copies_failed: u64,
+    /// Copies under way that a step stood on when it ran.
+    pub steps_in_transit: u64,
 }
 
 impl EngineDouble {
@@ -106,6 +112,8 @@ impl EngineDouble {
             copy_failures: 0,
             pauses: true,
             completes_histories: false,
+            orders_layers: false,
+            failed_copies: BTreeSet::new(),
             hold_copies: false,
             rng: Rng::new(seed),
             planted,
@@ -116,6 +124,7 @@ impl EngineDouble {
             rows_many: 0,
             copies_done: [0; 2],
             copies_failed: 0,
+            steps_in_transit: 0,
         }
     }
 
@@ -196,6 +205,32 @@ impl EngineDouble {
         })
     }
 
+    /// Whether the oldest step of a replica stands on a copy that fails or has failed.
+    pub fn must_fail(&self, replica: ReplicaId) -> bool {
+        let flying = self.launched.get(&replica);
+        let next = flying.and_then(|plans| plans.get(self.next_at(replica)));
+        let bad = |id: &CopyId| {
+            let fails = self
+                .copies
+                .iter()
+                .any(|copy| copy.plan.id == *id && copy.fails);
+            fails || self.failed_copies.contains(id)
+        };
+        next.is_some_and(|plan| plan.after.iter().any(bad))
+    }
+
+    /// The bytes of a copy that a step stands on are there when its layers are computed, whenever
+    /// the copy is acknowledged.
+    fn bring(&mut self, id: CopyId) -> bool {
+        let under_way = self.copies.iter().find(|copy| copy.plan.id == id);
+        let Some(plan) = under_way.map(|copy| copy.plan.clone()) else {
+            return false;
+        };
+        self.move_bytes(&plan, false);
+        self.steps_in_transit += 1;
+        true
+    }
+
     /// Copies that are not acknowledged.
     pub fn copies_under_way(&self) -> usize {
         self.copies.len()
@@ -229,11 +264,14 @@ impl EngineDouble {
     /// Runs the oldest step of a replica.
     pub fn run_oldest_of(&mut self, replica: ReplicaId) -> Option<(StepId, StepOutput)> {
         let plan = self.take_next(replica)?;
-        if let Some(id) = plan
-            .after
-            .iter()
-            .find(|id| !self.finished_copies.contains(id))
-        {
+        let mut late = Vec::new();
+        for &id in &plan.after {
+            let there = self.finished_copies.contains(&id);
+            if !(there || self.orders_layers && self.bring(id)) {
+                late.push(id);
+            }
+        }
+        if let Some(id) = late.first() {
             self.finding
                 .get_or_insert(format!("step {} ran before copy {}", plan.id.0, id.0));
         }
@@ -499,11 +537,17 @@ impl CopyEngine for EngineDouble {
             self.copies_failed += u64::from(!ok);
             self.copies_done[usize::from(up)] += u64::from(ok);
             self.finished_copies.insert(copy.plan.id);
+            if !ok {
+                self.failed_copies.insert(copy.plan.id);
+            }
             done.push(acknowledge(&copy.plan, ok));
         }
         self.copies = waiting;
         while self.finished_copies.len() > 1024 {
             self.finished_copies.pop_first();
+        }
+        while self.failed_copies.len() > 1024 {
+            self.failed_copies.pop_first();
         }
     }
 }

@@ -109,7 +109,9 @@ impl Sim {
             {
                 return bad(&format!("after {} preemptions", usage.preemptions));
             }
-            FinishReason::Failed(_) if self.swarm.failures == 0 => return bad("no step failed"),
+            FinishReason::Failed(_) if !self.swarm.steps_may_fail() => {
+                return bad("no step failed");
+            }
             FinishReason::Displaced
             | FinishReason::Stop
             | FinishReason::Length

@@ -62,6 +62,8 @@ pub struct Report {
     pub rows: u64,
     /// Rows that took their input from a step in flight.
     pub rows_ahead: u64,
+    /// Copies under way that a step stood on when it ran.
+    pub in_transit: u64,
     /// Rows that accepted several tokens.
     pub rows_many: u64,
     /// Hash over all plans.
@@ -86,6 +88,7 @@ impl Report {
         self.copies = [down, up, engine.copies_failed];
         self.rows = engine.rows_run;
         self.rows_ahead = engine.rows_ahead;
+        self.in_transit = engine.steps_in_transit;
         self.rows_many = engine.rows_many;
     }
 
@@ -108,6 +111,7 @@ impl Report {
         self.checks += other.checks;
         self.rows += other.rows;
         self.rows_ahead += other.rows_ahead;
+        self.in_transit += other.in_transit;
         self.rows_many += other.rows_many;
         for (reason, count) in &other.ended {
             *self.ended.entry(reason.clone()).or_default() += count;

@@ -134,6 +134,7 @@ impl Sim {
             EngineDouble::new(swarm.scheduler.page_tokens, delay, rng.next_u64(), planted);
         engine.copy_failures = swarm.copy_failures;
         engine.completes_histories = swarm.scheduler.late_history;
+        engine.orders_layers = swarm.scheduler.begin_in_transit;
         engine.pauses = !swarm.seed.is_multiple_of(4);
         Self {
             swarm,
@@ -283,7 +284,7 @@ impl Sim {
         let swapped = many && self.rng.percent(self.swarm.swapped_results);
         let mut results = Vec::new();
         for _ in 0..=u32::from(swapped) {
-            let fails = self.rng.percent(self.swarm.failures);
+            let fails = self.rng.percent(self.swarm.failures) || self.engine.must_fail(replica);
             let rows = self.engine.oldest_rows(replica);
             if fails {
                 self.meet("failed step", &rows);

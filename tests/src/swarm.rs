@@ -136,11 +136,19 @@ impl Swarm {
     }
 }
 
+impl Swarm {
+    /// By themselves, or with a copy that they stand on.
+    pub(crate) fn steps_may_fail(&self) -> bool {
+        self.failures > 0 || self.scheduler.begin_in_transit && self.copy_failures > 0
+    }
+}
+
 /// What the backend can do, drawn from a generator of its own.
 fn able(seed: u64, scheduler: SchedulerConfig) -> SchedulerConfig {
     let mut rng = Rng::new(seed ^ 0x6162_6c65);
     SchedulerConfig {
         late_history: rng.percent(50),
+        begin_in_transit: rng.percent(60),
         ..scheduler
     }
 }
@@ -233,6 +241,7 @@ fn scheduler_of(rng: &mut Rng, page_tokens: u32, scale: u32) -> SchedulerConfig 
         target_step_ms: *rng.pick(&[0, 0, 1, 500]),
         overtake: rng.percent(70),
         late_history: false,
+        begin_in_transit: false,
         fair_shares: rng.percent(50),
         program_wait_s: *rng.pick(&[0.0, 0.5, 60.0]),
     }

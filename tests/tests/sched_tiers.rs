@@ -3,7 +3,7 @@
 
 use rootstock_memory::ReplicaId;
 use rootstock_radix::{CacheConfig, Hints, PolicyKind, Token, Ttl, WritePolicy};
-use rootstock_scheduler::{CachedTokens, FinishReason, RequestId, SchedulerConfig};
+use rootstock_scheduler::{CachedTokens, FailKind, FinishReason, RequestId, SchedulerConfig};
 use rootstock_tests::rig::Rig;
 use rootstock_tests::world::{SECOND, World, prompt, request};
 
@@ -35,7 +35,11 @@ fn tiers(device: u32, host: u32, write_policy: WritePolicy) -> CacheConfig {
 
 /// A world where prompt 1 (24 tokens) has been served and pushed to host by others.
 fn demoted() -> (World, Vec<Token>) {
-    let mut world = World::of(&tiers(10, 40, WritePolicy::Through), config());
+    demoted_in(config())
+}
+
+fn demoted_in(config: SchedulerConfig) -> (World, Vec<Token>) {
+    let mut world = World::of(&tiers(10, 40, WritePolicy::Through), config);
     let first = prompt(1, 24);
     world.submit(&first, 1, 0);
     world.run_dry();
@@ -117,6 +121,86 @@ fn others_run_while_one_waits_for_its_copy_and_its_end_gives_everything_back() {
         // Out of the device again.
         world.submit(&prompt(3, 40), 1, 0);
         world.run_dry();
+    }
+}
+
+/// The same over a backend that orders each layer of a step behind its copies.
+fn ordered() -> (World, Vec<Token>) {
+    let (mut world, first) = demoted_in(SchedulerConfig {
+        begin_in_transit: true,
+        max_in_flight: 2,
+        ..config()
+    });
+    world.engine.orders_layers = true;
+    (world, first)
+}
+
+#[test]
+fn a_request_begins_on_pages_that_a_copy_still_fills() {
+    let (mut world, first) = ordered();
+    world.engine.hold_copies = true;
+    let id = world.submit(&longer(&first), 3, 0);
+    assert_eq!(world.launch(), Some(vec![(id, 24, 5)]));
+    assert_eq!(world.scheduler.phase(id), Some("prefill"));
+    // To its end, and nobody has said that the copy has.
+    for _ in 0..5 {
+        world.step();
+    }
+    assert!(world.said_all(id));
+    assert_eq!(world.heard(id).cached.host, 24);
+    assert_eq!(world.cached(&first), 0);
+    assert_eq!(world.cache.stats().copies_under_way, 1);
+    world.engine.hold_copies = false;
+    world.run_dry();
+    assert_eq!(
+        world.cached(&first),
+        24,
+        "it came, and nobody had to wait for it"
+    );
+    assert_eq!(world.scheduler.stats().begun_in_transit, 1);
+    // What is computed while a copy ends becomes cached behind what it brought.
+    world.submit(&prompt(3, 40), 1, 0);
+    world.run_dry();
+    let id = world.submit(&longer(&first), 4, 0);
+    world.run_dry();
+    assert!(world.said_all(id));
+    assert_eq!(world.cached(&longer(&first)), 28);
+    assert_eq!(world.scheduler.stats().begun_in_transit, 2);
+}
+
+#[test]
+fn a_copy_that_fails_under_a_step_fails_that_request_alone_and_gives_its_pages_back() {
+    // Told of the copy first, of the step first, and with a further step in flight.
+    for (copy_first, further) in [(true, false), (false, false), (true, true)] {
+        let (mut world, first) = ordered();
+        let other = world.submit(&[1, 2, 3], 6, 0);
+        world.step();
+        world.engine.copy_failures = 100;
+        let id = world.submit(&longer(&first), 3, 0);
+        while !world.engine.must_fail(ReplicaId(0)) {
+            world.launch();
+            if !world.engine.must_fail(ReplicaId(0)) {
+                world.land();
+            }
+        }
+        if further {
+            world.launch();
+        }
+        if copy_first {
+            world.acknowledge();
+            let rows = world.launch().unwrap_or_default();
+            assert!(rows.iter().all(|row| row.0 != id), "on what never came");
+        }
+        while world.engine.must_fail(ReplicaId(0)) {
+            world.fail();
+        }
+        assert_eq!(world.reason(id), FinishReason::Failed(FailKind::Step));
+        world.engine.copy_failures = 0;
+        world.run_dry();
+        assert!(world.ended(other));
+        let again = world.submit(&longer(&first), 3, 0);
+        world.run_dry();
+        assert!(world.said_all(again), "{copy_first} {further}");
     }
 }
 

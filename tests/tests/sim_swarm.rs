@@ -47,6 +47,11 @@ fn every_world_of_the_swarm_keeps_all_promises() {
         );
         assert!(total.rows_many > 100, "and rows of several tokens");
         assert!(
+            total.in_transit > 100,
+            "and steps on pages that copies still fill: {}",
+            total.in_transit
+        );
+        assert!(
             total.shared_tokens > 0,
             "and prefixes shared while they are computed"
         );

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Bodies have multiples of 16 bytes, so a lane of a product reads whole words of them, and a
-//! matrix takes as many bytes as in the file. The formats are those of `kernels/cuda/blocks.cu`: all
-//! quantized ones that the CPU reads.
+//! matrix takes as many bytes as in the file. The formats are those of `kernels/cuda/blocks.cu`:
+//! all quantized ones that the CPU reads.
 
 use super::args;
 use super::attention::blocks;

@@ -1,9 +1,11 @@
 //! Copies of pages between a device and the host tier, on streams of their own beside the steps.
 //!
 //! The host tier is the arena that all replicas and the storage tier share; its memory is
-//! registered with the driver, so copies need no staging. A page is one contiguous copy. Demotions
-//! wait for the steps launched before them, because those may still write a page that leaves;
-//! promotions wait for nobody, because a page in transit has no other user.
+//! registered with the driver, so copies need no staging. Demotions copy a page at a time, and wait
+//! for the steps launched before them, because those may still write a page that leaves. Promotions
+//! wait for nobody, because a page in transit has no other user; they go layer by layer, the pages
+//! of a layer in as few strided copies as their places allow (`strides`), with an event behind each
+//! layer, so that a step can begin with the first layer while the others are on their way.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +17,7 @@ use super::device::Device;
 use super::error::{CudaError, check};
 use super::pages::{DevicePages, PageShape};
 use super::stream::{Event, Stream};
+use super::strides::{Run, runs};
 
 /// The host tier's arena, page-locked for as long as this value lives.
 #[derive(Debug)]
@@ -80,12 +83,38 @@ impl Drop for PinnedArena {
     }
 }
 
-/// A plan under way; failed ones have no event to wait for.
+/// A plan under way; failed ones have no events to wait for.
 #[derive(Debug)]
 struct UnderWay {
     id: CopyId,
-    event: Result<Event, CudaError>,
+    events: Result<Events, CudaError>,
 }
+
+/// Behind each so many layers of a plan, the last one behind all of it.
+#[derive(Debug)]
+struct Events {
+    all: Vec<Event>,
+    first_layer: usize,
+    layers_each: usize,
+}
+
+impl Events {
+    fn passed(&self) -> Result<bool, CudaError> {
+        self.all.last().map_or(Ok(true), Event::passed)
+    }
+
+    /// Behind this layer.
+    fn behind(&self, layer: usize) -> Option<&Event> {
+        let at = layer.checked_sub(self.first_layer)? / self.layers_each;
+        self.all.get(at.min(self.all.len().saturating_sub(1)))
+    }
+}
+
+/// Calls of the driver that one promotion may take: with more, several layers go together.
+const CALLS_MAX: usize = 1024;
+
+/// Failed plans that are remembered for the steps that stand on them.
+const FAILED_MAX: usize = 256;
 
 /// Copies of a page that are timed together.
 const MEASURED_COPIES: u64 = 16;
@@ -103,6 +132,7 @@ pub struct CudaCopies {
     /// Behind the last step that was launched.
     steps: Event,
     waiting: VecDeque<UnderWay>,
+    failed: VecDeque<CopyId>,
     limit: usize,
 }
 
@@ -128,6 +158,7 @@ impl CudaCopies {
             up: Stream::new(device)?,
             steps: Event::new(device)?,
             waiting: VecDeque::new(),
+            failed: VecDeque::new(),
             limit: limit.max(1),
         })
     }
@@ -138,6 +169,35 @@ impl CudaCopies {
     /// The driver refuses.
     pub fn step_launched(&self, stream: &Stream) -> Result<(), CudaError> {
         self.steps.record(stream)
+    }
+
+    /// Later work of `stream` begins when a plan has brought this layer: at once where it has ended
+    /// well.
+    ///
+    /// # Errors
+    /// It failed, or the driver refuses.
+    pub fn wait_for_layer(&self, stream: &Stream, id: CopyId, layer: u32) -> Result<(), CudaError> {
+        let under_way = self.waiting.iter().find(|copy| copy.id == id);
+        let events = match under_way.map(|copy| &copy.events) {
+            Some(Ok(events)) => events,
+            Some(Err(error)) => return Err(refuse(&error.to_string())),
+            None if self.has_failed(id) => return Err(refuse("it failed")),
+            None => return Ok(()),
+        };
+        match events.behind(layer as usize) {
+            Some(event) => stream.wait_for(event),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a plan failed.
+    #[must_use]
+    pub fn has_failed(&self, id: CopyId) -> bool {
+        let under_way = self
+            .waiting
+            .iter()
+            .any(|it| it.id == id && it.events.is_err());
+        under_way || self.failed.contains(&id)
     }
 
     /// Nanoseconds that a page takes between device and host, the slower way of the two, by the
@@ -213,13 +273,74 @@ impl CudaCopies {
         check("copy of a page", code)
     }
 
-    /// Queues the copies of a plan; the event is behind them.
-    fn start(&self, plan: &CopyPlan) -> Result<Event, CudaError> {
-        let refuse = |name: &str| CudaError::Call {
-            call: "copy plan",
-            name: name.into(),
-            fatal: false,
+    /// Queues copies up of `len` bytes at `offset` of the pages of a run.
+    fn copy_run(
+        &self,
+        host: &PinnedArena,
+        run: &Run,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let page_bytes = self.shape.page_bytes();
+        let there = self.pages + (run.there.index() * page_bytes + offset) as u64;
+        let here = host.address(run.here, page_bytes, offset, len);
+        if run.count == 1 {
+            return self.copy(false, there, here, len);
+        }
+        let memory = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: here as *const _,
+            srcDevice: 0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: run.here_step * page_bytes,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: there,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: run.there_step * page_bytes,
+            WidthInBytes: len,
+            Height: run.count,
         };
+        self.device.bind()?;
+        // SAFETY: checked bytes of each page of the run, of a live pool and of a registered arena;
+        // both outlive the copy, and the core keeps others away from a page in transit.
+        check("copy of a layer", unsafe {
+            sys::cuMemcpy2DAsync_v2(&raw const memory, self.up.raw())
+        })
+    }
+
+    /// Queues a promotion, some layers after the others.
+    fn start_up(
+        &self,
+        host: &PinnedArena,
+        runs: &[Run],
+        layers: std::ops::Range<usize>,
+    ) -> Result<Events, CudaError> {
+        let layer_bytes = self.shape.layer_bytes();
+        let layers_each = (runs.len() * layers.len()).div_ceil(CALLS_MAX).max(1);
+        let mut all = Vec::new();
+        for begin in layers.clone().step_by(layers_each) {
+            let count = layers_each.min(layers.end - begin);
+            for run in runs {
+                self.copy_run(host, run, begin * layer_bytes, count * layer_bytes)?;
+            }
+            let event = Event::new(&self.device)?;
+            event.record(&self.up)?;
+            all.push(event);
+        }
+        Ok(Events {
+            all,
+            first_layer: layers.start,
+            layers_each,
+        })
+    }
+
+    /// Queues the copies of a plan, with events behind them.
+    fn start(&self, plan: &CopyPlan) -> Result<Events, CudaError> {
         let Some(host) = &self.host else {
             return Err(refuse("there is no host tier"));
         };
@@ -245,24 +366,36 @@ impl CudaCopies {
         {
             return Err(refuse("pages or layers that are not there"));
         }
-        let stream = if down { &self.down } else { &self.up };
-        if down {
-            stream.wait_for(&self.steps)?;
-        }
         let (page_bytes, layer_bytes) = (self.shape.page_bytes(), self.shape.layer_bytes());
+        if !down {
+            return self.start_up(host, &runs(on_device, on_host, page_bytes), layers);
+        }
+        self.down.wait_for(&self.steps)?;
         let (offset, len) = (layers.start * layer_bytes, layers.len() * layer_bytes);
         for (there, here) in on_device.iter().zip(on_host) {
             let there = self.pages + (there.index() * page_bytes + offset) as u64;
             self.copy(
-                down,
+                true,
                 there,
                 host.address(*here, page_bytes, offset, len),
                 len,
             )?;
         }
         let event = Event::new(&self.device)?;
-        event.record(stream)?;
-        Ok(event)
+        event.record(&self.down)?;
+        Ok(Events {
+            all: vec![event],
+            first_layer: layers.start,
+            layers_each: layers.len(),
+        })
+    }
+}
+
+fn refuse(name: &str) -> CudaError {
+    CudaError::Call {
+        call: "copy plan",
+        name: name.into(),
+        fatal: false,
     }
 }
 
@@ -271,22 +404,29 @@ impl CopyEngine for CudaCopies {
         if self.waiting.len() >= self.limit {
             return Err((plan, Full));
         }
-        let event = self.start(&plan);
-        self.waiting.push_back(UnderWay { id: plan.id, event });
+        let events = self.start(&plan);
+        self.waiting.push_back(UnderWay {
+            id: plan.id,
+            events,
+        });
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<CopyDone>) {
         self.waiting.retain(|copy| {
-            let passed = match &copy.event {
-                Ok(event) => event.passed(),
+            let passed = match &copy.events {
+                Ok(events) => events.passed(),
                 Err(_) => Ok(true),
             };
             if matches!(passed, Ok(false)) {
                 return true;
             }
-            let ok = passed.is_ok() && copy.event.is_ok();
+            let ok = passed.is_ok() && copy.events.is_ok();
             if !ok {
+                if self.failed.len() >= FAILED_MAX {
+                    self.failed.pop_front();
+                }
+                self.failed.push_back(copy.id);
                 // What was queued before the failure must be over before others use the pages. A
                 // device that cannot even say so is lost, and nobody uses them.
                 let _over = self.down.synchronize().and_then(|()| self.up.synchronize());

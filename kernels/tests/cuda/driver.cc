@@ -233,6 +233,34 @@ CALL(cuMemcpyHtoDAsync_v2, u64 to, const void* from, size_t bytes, void* stream)
     if (!inside(device_memory, to, bytes) || !inside(pinned_memory, (uintptr_t)from, bytes)) return 1;
     return enqueue(stream, [=] { memcpy((void*)to, from, bytes); });
 }
+struct Copy2D {
+    size_t from_x, from_y;
+    int from_type;
+    const char* from_host;
+    u64 from_device;
+    void* from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    char* to_host;
+    u64 to_device;
+    void* to_array;
+    size_t to_pitch, width, height;
+};
+CALL(cuMemcpy2DAsync_v2, const Copy2D* given, void* stream) {
+    BEGIN
+    const Copy2D c = *given;
+    if (c.from_type != 1 || c.to_type != 2 || c.from_x || c.from_y || c.to_x || c.to_y) return 1;
+    if (!c.height || !c.width || c.from_pitch < c.width || c.to_pitch < c.width) return 1;
+    if (c.from_pitch > 0x7fffffff || c.to_pitch > 0x7fffffff) return 1;
+    const size_t from_bytes = (c.height - 1) * c.from_pitch + c.width;
+    const size_t to_bytes = (c.height - 1) * c.to_pitch + c.width;
+    if (!inside(device_memory, c.to_device, to_bytes)) return 1;
+    if (!inside(pinned_memory, (uintptr_t)c.from_host, from_bytes)) return 1;
+    return enqueue(stream, [=] {
+        for (size_t i = 0; i < c.height; i++)
+            memcpy((char*)c.to_device + i * c.to_pitch, c.from_host + i * c.from_pitch, c.width);
+    });
+}
 CALL(cuMemcpyDtoHAsync_v2, void* to, u64 from, size_t bytes, void* stream) {
     BEGIN
     if (!inside(device_memory, from, bytes) || !inside(pinned_memory, (uintptr_t)to, bytes)) return 1;

@@ -118,7 +118,16 @@ pub trait Backend: Send {
     /// The same answer at every call.
     fn caps(&self) -> Caps;
 
-    /// Starts a step. The plan's copies named in `after` are complete when it is called.
+    /// Whether it orders each layer of a step behind that layer of the copies named in the plan's
+    /// `after`, which have been submitted and may be under way when [`Backend::launch`] is called,
+    /// and fails the step when one of them fails. The core lets requests begin on pages that are
+    /// still being filled only then.
+    fn orders_layers(&self) -> bool {
+        false
+    }
+
+    /// Starts a step. Unless the backend orders layers, the plan's copies named in `after` are
+    /// complete when it is called.
     ///
     /// A synchronous backend may compute here and keep the output for `wait`.
     ///

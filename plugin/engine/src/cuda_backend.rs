@@ -299,6 +299,8 @@ impl CudaBackend {
         let mut feed = Vec::new();
         let mut source = None;
         slot.picks.clear();
+        slot.standing.clear();
+        slot.standing.extend_from_slice(&plan.after);
         for (index, row) in plan.rows.iter().enumerate() {
             let start = tokens.len();
             let first = self.first(row.input);
@@ -438,6 +440,10 @@ impl Backend for CudaBackend {
         true
     }
 
+    fn orders_layers(&self) -> bool {
+        true
+    }
+
     fn copies(&mut self) -> &mut dyn CopyEngine {
         &mut self.copies
     }
@@ -460,7 +466,8 @@ impl Drop for CudaBackend {
 /// The size of graph that computes these rows; None: they are launched kernel by kernel.
 fn graph_size(slot: &Slot, given: &BatchRows<'_>) -> Option<u32> {
     let decodes = given.rows.iter().all(|row| row.len == 1) && !given.picks.is_empty();
-    if !decodes || !slot.graphs.enabled() {
+    // A graph waits for no copy.
+    if !decodes || !slot.graphs.enabled() || !slot.standing.is_empty() {
         return None;
     }
     graphs::size_for(given.rows.len())

@@ -303,8 +303,15 @@ fn the_service_says_the_same_on_cuda_with_tiers_and_pins() {
         assert!(usage.cached.host > 0, "{device:?}: {usage:?}");
         assert_eq!(usage.cached.total(), 28, "{device:?}: {usage:?}");
         texts.push(again);
-        let cache = service.stats().core.unwrap().cache;
-        assert_eq!(cache.copies_failed, 0, "{device:?}");
+        let core = service.stats().core.unwrap();
+        assert_eq!(core.cache.copies_failed, 0, "{device:?}");
+        // Layer by layer, under the prefill.
+        let begun = core.schedulers[0].begun_in_transit;
+        assert_eq!(
+            begun > 0,
+            device != DeviceChoice::Cpu,
+            "{device:?}: {begun}"
+        );
         assert!(texts.iter().all(Option::is_some), "{device:?}");
         texts
     };
@@ -446,6 +453,62 @@ fn a_call_that_fails_fails_its_requests_and_the_server_lives() {
     );
     println!("    {calls:?}");
     assert!(failed > 5, "{failed}");
+}
+
+#[test]
+fn a_call_that_fails_under_a_prefix_on_its_way_fails_its_request_alone() {
+    if !on_mock(
+        "a_call_that_fails_under_a_prefix_on_its_way_fails_its_request_alone",
+        &ENGINE,
+    ) {
+        return;
+    }
+    let mock = Mock::new();
+    let service = Service::start(&tiny::file("llama"), config(DeviceChoice::Cuda(0))).unwrap();
+    let question = || Submission::new(prompt(1, 30), 4);
+    let expected = ask(&service, question()).0;
+    assert!(expected.is_some());
+    // A prime, so that every kind of call comes up.
+    let every = if every_call() { 1 } else { 13 };
+    let (mut failed, mut answered, mut n) = (0, 0, 1);
+    loop {
+        // What was said is on host, and others take its place on the device.
+        for seed in [2, 3] {
+            assert!(
+                ask(&service, Submission::new(prompt(seed, 33), 4))
+                    .0
+                    .is_some()
+            );
+        }
+        until(&service, |cache| cache.copies_under_way == 0);
+        mock.fail_at(n, 999);
+        let (text, _) = ask(&service, question());
+        let reached = mock.report().failed == 1;
+        mock.fail_at(0, 0);
+        match &text {
+            Some(_) => {
+                assert_eq!(text, expected, "call {n}");
+                answered += 1;
+            }
+            None => failed += 1,
+        }
+        assert_eq!(ask(&service, question()).0, expected, "after call {n}");
+        until(&service, |cache| cache.copies_under_way == 0);
+        for tier in &service.stats().core.unwrap().cache.tiers {
+            let held = tier.held + tier.leased + tier.in_transit;
+            assert_eq!(held, 0, "call {n}: {tier:?}");
+        }
+        if !reached {
+            break;
+        }
+        n += every;
+    }
+    let begun = service.stats().core.unwrap().schedulers[0].begun_in_transit;
+    println!(
+        "\n    {n} calls by {every}: {failed} failed, {answered} answered, {begun} in transit"
+    );
+    assert!(begun > 10, "{begun} requests began in transit");
+    assert!(failed > 3 && answered > 3, "{failed} and {answered}");
 }
 
 #[test]

@@ -63,6 +63,34 @@ pub(crate) fn encode(
     pins_and_copies(to, &core.cache)
 }
 
+/// Prefixes that come up from lower tiers.
+fn fetches(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<(), fmt::Error> {
+    let sum = |of: fn(&SchedulerStats) -> u64| -> u64 { all.iter().map(of).sum() };
+    let help = "Prompts whose prefix came up from a lower tier";
+    counter(to, "fetches", help, sum(|stats| stats.fetches))?;
+    let help = "Tokens that came up so";
+    counter(
+        to,
+        "fetched_tokens",
+        help,
+        sum(|stats| stats.fetched_tokens),
+    )?;
+    let help = "Of those prompts, such as began to compute before it was there";
+    counter(
+        to,
+        "begun_in_transit",
+        help,
+        sum(|stats| stats.begun_in_transit),
+    )?;
+    let help = "Of those prompts, such as got less than they should";
+    counter(
+        to,
+        "fetches_failed",
+        help,
+        sum(|stats| stats.fetches_failed),
+    )
+}
+
 /// Steps and requests of all replicas' schedulers together.
 fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<(), fmt::Error> {
     let sum = |of: fn(&SchedulerStats) -> u64| -> u64 { all.iter().map(of).sum() };
@@ -92,22 +120,7 @@ fn schedulers(to: &mut DescriptorEncoder<'_>, all: &[SchedulerStats]) -> Result<
     counter(to, "pins_asked", help, sum(|stats| stats.pins_asked))?;
     let help = "Of those, not or not wholly granted";
     counter(to, "pins_cut", help, sum(|stats| stats.pins_cut))?;
-    let help = "Prompts whose prefix came up from a lower tier";
-    counter(to, "fetches", help, sum(|stats| stats.fetches))?;
-    let help = "Tokens that came up so";
-    counter(
-        to,
-        "fetched_tokens",
-        help,
-        sum(|stats| stats.fetched_tokens),
-    )?;
-    let help = "Of those prompts, such as got less than they should";
-    counter(
-        to,
-        "fetches_failed",
-        help,
-        sum(|stats| stats.fetches_failed),
-    )?;
+    fetches(to, all)?;
     let help = "Requests waiting for a seat";
     gauge(
         to,

@@ -165,8 +165,10 @@ fn every_kind_of_request_says_on_cuda_what_it_says_on_the_cpu() {
     assert_eq!(words(&together(&cuda, 5)), expected[..5], "again");
     let preempted = metric(&cuda, "rootstock_preemptions_total");
     let copied = metric(&cuda, "rootstock_copied_pages_total");
-    println!("    {preempted} preemptions, {copied} pages copied");
+    let begun = metric(&cuda, "rootstock_begun_in_transit_total");
+    println!("    {preempted} preemptions, {copied} pages copied, {begun} begun in transit");
     assert!(preempted > 0.0, "the pool was not small enough");
+    assert!(copied > 0.0);
     let one = on_mock(&[], &["--max-in-flight", "1"]).unwrap();
     assert_eq!(words(&together(&one, 4)), expected[..4], "one in flight");
     let plain = ["--cuda-graphs", "0", "--cuda-library", "false"];

@@ -88,6 +88,13 @@ impl CudaBackend {
         let step = flight.plan.id;
         let lost = |error: CudaError| failed(step, &error);
         flight.slot.done.synchronize().map_err(lost)?;
+        let standing = &flight.slot.standing;
+        if standing.iter().any(|copy| self.copies.has_failed(*copy)) {
+            return Err(StepError::Failed {
+                step,
+                message: "a copy of its prefix from the host tier failed".into(),
+            });
+        }
         let mut output = StepOutput {
             rows: vec![RowOut::default(); flight.plan.rows.len()],
         };

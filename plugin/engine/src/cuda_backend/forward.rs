@@ -134,6 +134,9 @@ impl CudaBackend {
             halves: self.model.halves,
         };
         self.attention.store(stream, &mut store)?;
+        for &copy in &slot.standing {
+            self.copies.wait_for_layer(stream, copy, index)?;
+        }
         let mut call = AttentionCall {
             pages: &self.pages,
             layer: index,

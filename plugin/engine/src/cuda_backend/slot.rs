@@ -1,6 +1,7 @@
 //! What one step in flight has for itself: its arrays, its logits and its draws.
 
 use super::graphs::Graphs;
+use rootstock::memory::CopyId;
 use rootstock::scheduler::{RequestId, SampleSpec};
 use rootstock_kernels::cuda::{
     Batch, CudaError, Device, DeviceBuffer, Event, Numerics, PinnedBuffer, SampleRow,
@@ -55,6 +56,8 @@ impl Pick {
 pub(super) struct Slot {
     pub(super) batch: Batch,
     pub(super) picks: Vec<Pick>,
+    /// Copies of which each layer comes before that layer of the step.
+    pub(super) standing: Vec<CopyId>,
     /// `[picks][vocab]`.
     pub(super) logits: DeviceBuffer<f32>,
     /// The same, of picks that the host draws.
@@ -76,6 +79,7 @@ impl Slot {
             graphs: Graphs::new(graphs),
             batch: Batch::new(device, numerics)?,
             picks: Vec::new(),
+            standing: Vec::new(),
             logits: DeviceBuffer::new(device, 0, "logits")?,
             host_logits: PinnedBuffer::new(device, 0)?,
             rows: PinnedBuffer::new(device, 0)?,

@@ -147,10 +147,11 @@ impl EngineThread {
         let tokens = plan.rows.iter().map(|row| u64::from(row.len)).sum();
         let class = StepClass::of(&plan);
         let copies = std::mem::take(&mut plan.copies);
-        let after = std::mem::take(&mut plan.after);
         let launched = guard(step, || {
             copying.submit(&mut *self.backend, copies);
-            copying.wait_for(&mut *self.backend, &after);
+            if !self.backend.orders_layers() {
+                copying.wait_for(&mut *self.backend, &std::mem::take(&mut plan.after));
+            }
             self.backend.launch(plan)
         });
         Flying {
@@ -184,14 +185,16 @@ impl EngineThread {
                 return false;
             }
         };
-        self.report(Outcome {
-            replica: self.replica,
-            step,
-            result,
-            took,
-            tokens: flight.tokens,
-            class: flight.class,
-        })
+        // What the step stood on is told before what it drew.
+        self.report_copies(copying)
+            && self.report(Outcome {
+                replica: self.replica,
+                step,
+                result,
+                took,
+                tokens: flight.tokens,
+                class: flight.class,
+            })
     }
 
     /// Runs a step in the middle of another; false: the thread has to end.

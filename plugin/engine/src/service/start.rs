@@ -202,6 +202,8 @@ impl Service {
         let max_model_len = config.model_len(identity.context);
         let mut core_config = config.core(tiers, page, max_model_len);
         core_config.scheduler.overtake = backends.iter().all(|backend| backend.can_pause());
+        core_config.scheduler.begin_in_transit =
+            backends.iter().all(|backend| backend.orders_layers());
         core_config.scheduler.late_history =
             backends.iter().all(|backend| backend.completes_histories());
         if !backends.iter().all(|backend| backend.verifies()) {
