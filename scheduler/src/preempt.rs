@@ -125,7 +125,7 @@ impl Scheduler {
     ) {
         let full = count(self.running.len()) >= self.cfg.max_running;
         let found = self.find(cx, id);
-        if found.cached.host > 0 && cx.cache.is_coming(&found.lease) {
+        if found.cached.below() > 0 && cx.cache.is_coming(&found.lease) {
             cx.cache.end(found.lease, Fate::Unused, cx.now);
             return;
         }
