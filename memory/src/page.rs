@@ -32,7 +32,7 @@ impl PageId {
 )]
 pub struct ReplicaId(pub u16);
 
-/// A step of one replica, counted from 0; later steps have larger ids.
+/// A step of one replica, counted from 1; later steps have larger ids. 0 is before all of them.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]

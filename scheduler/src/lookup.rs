@@ -113,7 +113,7 @@ pub(crate) struct Lookup {
     matched: usize,
     /// Output length at which the last guess was made or found not to pay.
     tried_at: u32,
-    /// Whether the text went on as a match foretold, or nothing speaks against it yet.
+    /// At the last look nothing matched, or what matched was not worth a guess.
     quiet: bool,
 }
 

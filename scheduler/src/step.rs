@@ -30,7 +30,8 @@ pub struct StepPlan {
     pub id: StepId,
     /// Whose pages the tables name.
     pub replica: ReplicaId,
-    /// At most one row a request: decodes first, then prefill chunks.
+    /// At most one row a request: decodes first, then prefill chunks; where the step is made for
+    /// requests that hurry, theirs first.
     pub rows: Vec<Row>,
     /// Input tokens of all rows, one after the other, each row's guesses behind its own.
     pub tokens: Vec<Token>,
@@ -151,8 +152,12 @@ pub struct TokenLogprob {
 }
 
 impl StepPlan {
-    /// Hash of everything a backend acts on. Equal inputs give equal fingerprints on every
-    /// machine; a journal keeps it to compare a replay with the run.
+    /// Hash of which tokens are computed and copied onto which pages, for tests that compare runs
+    /// of one build. It leaves out how tokens are drawn; a journal has a mark of its own, over
+    /// every field.
+    ///
+    /// # Cost
+    /// Linear in tokens and page tables.
     pub fn fingerprint(&self) -> u64 {
         let mut f = Fingerprint::new();
         f.word(self.id.0);
