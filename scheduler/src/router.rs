@@ -172,29 +172,35 @@ impl Router {
         let loads = self.under_way.loads(&self.cfg);
         let usable = |at: &usize| !self.is_overloaded(*at, &loads[*at]);
         let busy = |at: &usize| self.is_busy(&loads[*at]);
+        let eligible: Vec<usize> = (0..self.replicas).filter(usable).collect();
+        let prefills = eligible.iter().map(|&at| loads[at].prefill_tokens);
+        let least = prefills.fold(f64::INFINITY, f64::min);
+        let cost = |at: usize| self.cost(at, &loads[at], least, request);
+        let to = |at: usize, why| Route::To {
+            replica: ReplicaId(u16::try_from(at).unwrap_or(u16::MAX)),
+            cost: cost(at),
+            why,
+        };
         let pinned = request.pinned.map(|pinned| usize::from(pinned.0));
         if let Some(at) = pinned.filter(|&at| at < self.replicas) {
             return match (usable(&at), busy(&at)) {
                 (false, _) => Route::Overloaded,
                 (true, true) => Route::Park,
-                (true, false) => self.to(at, &loads, request, Why::Pinned),
+                (true, false) => to(at, Why::Pinned),
             };
         }
-        let eligible: Vec<usize> = (0..self.replicas).filter(usable).collect();
         if eligible.is_empty() {
             return Route::Overloaded;
         }
         match self.bound_to(request, now).filter(usable) {
-            Some(at) if !busy(&at) => return self.to(at, &loads, request, Why::Affinity),
+            Some(at) if !busy(&at) => return to(at, Why::Affinity),
             Some(_) if self.cfg.affinity == Affinity::Hard => return Route::Park,
             Some(_) | None => {}
         }
         if eligible.iter().all(busy) {
             return Route::Park;
         }
-        let costs: Vec<f64> = (0..self.replicas)
-            .map(|at| self.cost(at, &loads, request))
-            .collect();
+        let costs: Vec<f64> = (0..self.replicas).map(cost).collect();
         let chosen = self.choose(&eligible, &costs, &loads, request.draw);
         let full = loads[chosen].requests >= self.cfg.seats;
         let idle = eligible.iter().filter(|&&at| loads[at].requests == 0);
@@ -202,11 +208,12 @@ impl Router {
             .min_by(|&&a, &&b| costs[a].total_cmp(&costs[b]))
             .copied();
         let loaded = full || busy(&chosen) || self.is_loaded(&loads[chosen]);
+        let route = match idle {
+            Some(at) if loaded => to(at, Why::Idle),
+            Some(_) | None => to(chosen, Why::Cost),
+        };
         self.turns = self.turns.wrapping_add(1);
-        match idle {
-            Some(at) if loaded => self.to(at, &loads, request, Why::Idle),
-            Some(_) | None => self.to(chosen, &loads, request, Why::Cost),
-        }
+        route
     }
 
     /// The request `id` (the caller's, unique among those under way) was handed to a replica.
@@ -321,12 +328,6 @@ impl Router {
         request.prompt_tokens.saturating_sub(cached)
     }
 
-    fn to(&self, at: usize, loads: &[Load], request: &RouteRequest<'_>, why: Why) -> Route {
-        let cost = self.cost(at, loads, request);
-        let replica = ReplicaId(u16::try_from(at).unwrap_or(u16::MAX));
-        Route::To { replica, cost, why }
-    }
-
     /// More prefill than the threshold allows.
     fn is_busy(&self, load: &Load) -> bool {
         let limit = self
@@ -361,15 +362,11 @@ impl Router {
         load.prefill_tokens > f64::from(self.cfg.step_tokens)
     }
 
-    fn cost(&self, at: usize, loads: &[Load], request: &RouteRequest<'_>) -> f64 {
+    /// Cost of a replica with this load, in blocks; `least` is the least prefill of all eligible.
+    fn cost(&self, at: usize, load: &Load, least: f64, request: &RouteRequest<'_>) -> f64 {
         let cfg = &self.cfg;
         let block = f64::from(cfg.block_tokens);
         let request_blocks = f64::from(request.prompt_tokens / cfg.block_tokens);
-        let least = loads
-            .iter()
-            .map(|load| load.prefill_tokens)
-            .fold(f64::INFINITY, f64::min);
-        let load = &loads[at];
         let overlap = request.overlaps.get(at).copied().unwrap_or_default();
         let raw = match cfg.track_prefill_tokens {
             true => (load.prefill_tokens + f64::from(request.prompt_tokens)) / block,

@@ -94,6 +94,27 @@ fn the_credit_decays_with_prefill_load_above_the_least() {
     assert_eq!(chosen(&router.route(&pinned, 0)), (0, 35.0, Why::Pinned));
 }
 
+/// The replica without prefill is full of decodes: nothing may go there, so it is no measure.
+#[test]
+fn a_replica_that_takes_nothing_more_does_not_make_the_credit_of_others_decay() {
+    let cfg = RouterConfig {
+        overlap_score_credit_decay: 1.0,
+        kv_blocks: vec![100; 2],
+        overload: Overload {
+            decode_blocks: Some(0.1),
+            ..Overload::default()
+        },
+        ..RouterConfig::default()
+    };
+    let mut router = router(cfg, 2);
+    router.placed(1, &request(80, &[]), ReplicaId(0), 0);
+    router.placed(2, &request(320, &[]), ReplicaId(1), 0);
+    router.prefill_done(2);
+    // 5 + 5 blocks to prefill less all 5 of the credit, 5 + 5 to decode.
+    let route = router.route(&request(80, &[device(5), device(0)]), 0);
+    assert_eq!(chosen(&route), (0, 5.0 + 10.0, Why::Cost));
+}
+
 #[test]
 fn blocks_that_requests_share_are_counted_once() {
     let mut router = router(RouterConfig::default(), 1);
