@@ -10,8 +10,6 @@
 //! Rows are drafted first and committed last (`draft.rs`). Until then a row can still be
 //! withdrawn, because its request is chosen to give way to a more important one.
 
-use std::collections::{BTreeSet, VecDeque};
-
 use rootstock_memory::Nanos;
 use rootstock_radix::{Key, PrefixCache, Short};
 
@@ -20,18 +18,15 @@ use crate::draft::{Draft, DraftRow};
 use crate::emit::{Emit, FinishReason};
 use crate::holding::{device, pages_for};
 use crate::live::{Live, Next, Phase, Running};
-use crate::policy::{Order, QueueKey};
 use crate::preempt::Relief;
-use crate::queue::WaitQueue;
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::StepPlan;
 use crate::time::StepLoad;
+use crate::walk::Turn;
 
 /// Waiting requests that may be tried in vain in one step.
 const TRIES_MAX: u32 = 16;
-/// Waiting requests that may be considered in one step.
-const SEEN_MAX: usize = 64;
 
 impl Scheduler {
     /// The next step, or None: nothing can run now, or `max_in_flight` steps are out, and one that
@@ -190,70 +185,43 @@ impl Scheduler {
     /// Fills the rest of the budget with prompts. Returns the first waiting request that could
     /// not start for want of pages while no copy would free any.
     fn plan_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) -> Option<RequestId> {
-        let fair = Order::is_fair(&self.cfg);
-        let mut walk = Walk::new(self.prefill_order(cx.now), fair, self.grouped());
+        let mut walk = self.walk(cx.now);
         let tier = device(self.cfg.replica);
         if let Some(id) = self.claim {
             match self.start(cx, draft, id) {
                 Ok(()) => {}
-                Err(_) if self.someone_yields() || cx.cache.copies_at(tier) > 0 => {
-                    walk.open = false;
-                }
+                Err(_) if self.someone_yields() || cx.cache.copies_at(tier) > 0 => walk.close(),
                 Err(_) => self.claim = None,
             }
         }
-        let mut first_denied = None;
+        let (mut first_denied, mut tries) = (None, 0);
         while draft.budget > 0 {
-            let queued = walk.next_waiting(&self.queue);
-            match walk.first_of(queued) {
-                Some((key, false)) => self.plan_chunk(cx, draft, key.id),
-                Some((key, true)) => {
-                    walk.saw(key.id);
-                    if self.is_under_way(cx, draft, key.id) {
+            match walk.next(&self.queue) {
+                Some(Turn::Prefill(id)) => self.plan_chunk(cx, draft, id),
+                Some(Turn::Waiting(id)) => {
+                    if self.is_under_way(cx, draft, id) {
                         continue;
                     }
-                    let Err(denied) = self.start(cx, draft, key.id) else {
+                    let Err(denied) = self.start(cx, draft, id) else {
                         continue;
                     };
-                    walk.tries += 1;
+                    tries += 1;
                     if denied != Denied::Coming {
-                        self.turned_away = self.turned_away.or(Some(key.id));
+                        self.turned_away = self.turned_away.or(Some(id));
                     }
-                    let impatient = self.live[&key.id].waited(cx.now) > self.patience_ns();
+                    let impatient = self.live[&id].waited(cx.now) > self.patience_ns();
                     let waits = impatient && denied != Denied::Coming;
-                    if waits || denied == Denied::Seats || walk.tries >= TRIES_MAX {
-                        walk.open = false;
+                    if waits || denied == Denied::Seats || tries >= TRIES_MAX {
+                        walk.close();
                     }
                     if let Denied::Pages { in_transit: 0, .. } = denied {
-                        first_denied = first_denied.or(Some(key.id));
+                        first_denied = first_denied.or(Some(id));
                     }
                 }
                 None => break,
             }
         }
         first_denied
-    }
-
-    /// Those who wait by groups, heaviest first, where the order is one of groups.
-    pub(crate) fn grouped(&self) -> VecDeque<RequestId> {
-        match self.order.is_grouped() {
-            true => self.queue.groups.first(SEEN_MAX).into(),
-            false => VecDeque::new(),
-        }
-    }
-
-    pub(crate) fn prefill_order(&self, now: Nanos) -> Vec<QueueKey> {
-        let live = self.running.iter().map(|id| &self.live[id]);
-        let begins = self.cfg.begin_in_transit;
-        let prefills = live.filter(|live| {
-            let fetches = begins && matches!(live.phase, Phase::Fetching(_));
-            fetches || matches!(live.next(), Next::Prefill(_))
-        });
-        let mut keys: Vec<QueueKey> = prefills
-            .map(|live| self.order.key(&live.key_parts(&self.order, now)))
-            .collect();
-        keys.sort_unstable();
-        keys
     }
 
     /// Admits a waiting request and drafts its first row.
@@ -409,82 +377,5 @@ impl Scheduler {
             from,
         });
         Ok(())
-    }
-}
-
-/// Where the walk over prompts stands.
-pub(crate) struct Walk {
-    prefills: Vec<QueueKey>,
-    at: usize,
-    /// Waiting requests considered in this step.
-    seen: BTreeSet<RequestId>,
-    after: Option<QueueKey>,
-    tries: u32,
-    /// Whether waiting requests may still start.
-    open: bool,
-    fair: bool,
-    /// What goes before the order among those that have not aged.
-    grouped: VecDeque<RequestId>,
-}
-
-impl Walk {
-    pub(crate) fn new(prefills: Vec<QueueKey>, fair: bool, grouped: VecDeque<RequestId>) -> Self {
-        let seen = BTreeSet::new();
-        Self {
-            prefills,
-            at: 0,
-            seen,
-            after: None,
-            tries: 0,
-            open: true,
-            fair,
-            grouped,
-        }
-    }
-
-    /// The first of the running prefills that are left and a waiting request, and whether it is
-    /// the latter. A prefill is taken by this.
-    pub(crate) fn first_of(&mut self, waiting: Option<QueueKey>) -> Option<(QueueKey, bool)> {
-        match (self.prefills.get(self.at).copied(), waiting) {
-            (Some(key), other) if other.is_none_or(|other| key < other) => {
-                self.at += 1;
-                Some((key, false))
-            }
-            (_, other) => other.map(|key| (key, true)),
-        }
-    }
-
-    /// Considers a waiting request no more in this step.
-    pub(crate) fn saw(&mut self, id: RequestId) {
-        self.seen.insert(id);
-    }
-
-    /// The next waiting request: the tenants' first ones by their shares, or the groups from the
-    /// heaviest on, then all others.
-    pub(crate) fn next_waiting(&mut self, queue: &WaitQueue) -> Option<QueueKey> {
-        if !self.open || self.seen.len() >= SEEN_MAX {
-            return None;
-        }
-        let head = queue
-            .heads()
-            .find(|key| !self.seen.contains(&key.id))
-            .filter(|_| self.fair);
-        if head.is_some() {
-            return head;
-        }
-        let mut next = queue.next_after(self.after);
-        while let Some(key) = next.filter(|key| self.seen.contains(&key.id)) {
-            self.after = Some(key);
-            next = queue.next_after(self.after);
-        }
-        if next.is_some_and(|key| key.is_plain()) {
-            while let Some(id) = self.grouped.pop_front() {
-                let key = queue.key_of(id).filter(|key| key.is_plain());
-                if key.is_some_and(|key| !self.seen.contains(&key.id)) {
-                    return key;
-                }
-            }
-        }
-        next
     }
 }

@@ -12,7 +12,6 @@
 //! Part of the step target (`target_step_ms`); without one, or before the times of steps are
 //! known, nobody hurries.
 
-use crate::batch::Walk;
 use crate::config::SchedulerConfig;
 use crate::draft::Draft;
 use crate::live::{Live, Next};
@@ -21,6 +20,7 @@ use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
 use crate::step::StepPlan;
 use crate::time::StepLoad;
+use crate::walk::Turn;
 
 /// Steps that a decoding request sits out in a row, at most.
 const SAT_OUT_MAX: u64 = 3;
@@ -134,27 +134,26 @@ impl Scheduler {
     /// Drafts prompts in the order of all, up to the first that does not hurry; with `apart` none
     /// that has a part in a step in flight.
     fn plan_hurried_prompts(&mut self, cx: &mut Cx<'_>, draft: &mut Draft, apart: bool) {
-        let fair = Order::is_fair(&self.cfg);
-        let mut walk = Walk::new(self.prefill_order(cx.now), fair, self.grouped());
+        let mut walk = self.walk(cx.now);
         while draft.budget > 0 {
-            let waiting = walk.next_waiting(&self.queue);
-            let Some((key, waits)) = walk.first_of(waiting) else {
+            let Some(turn) = walk.next(&self.queue) else {
                 return;
             };
-            let live = &self.live[&key.id];
+            let (Turn::Prefill(id) | Turn::Waiting(id)) = turn;
+            let live = &self.live[&id];
             if !live.hurries() {
                 return;
             }
             if apart && live.running().is_some_and(|run| !run.flight.is_empty()) {
                 continue;
             }
-            if !waits {
-                self.plan_chunk(cx, draft, key.id);
-                continue;
-            }
-            walk.saw(key.id);
-            if self.is_under_way(cx, draft, key.id) || self.start(cx, draft, key.id).is_err() {
-                return;
+            match turn {
+                Turn::Prefill(_) => self.plan_chunk(cx, draft, id),
+                Turn::Waiting(_) => {
+                    if self.is_under_way(cx, draft, id) || self.start(cx, draft, id).is_err() {
+                        return;
+                    }
+                }
             }
         }
     }

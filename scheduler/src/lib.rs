@@ -38,6 +38,7 @@ mod shutdown;
 mod stats;
 mod step;
 mod time;
+mod walk;
 
 pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
 pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, PinReport, Reason, Usage};
