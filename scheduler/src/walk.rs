@@ -86,11 +86,12 @@ impl Walk {
             next = queue.next_after(self.after);
         }
         if next.is_some_and(|key| key.is_plain()) {
-            while let Some(id) = self.grouped.pop_front() {
+            while let Some(&id) = self.grouped.front() {
                 let key = queue.key_of(id).filter(|key| key.is_plain());
                 if key.is_some_and(|key| !self.seen.contains(&key.id)) {
                     return key;
                 }
+                self.grouped.pop_front();
             }
         }
         next
@@ -122,5 +123,52 @@ impl Scheduler {
             fair: Order::is_fair(&self.cfg),
             grouped,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{SchedulePolicy, SchedulerConfig};
+    use crate::live::Live;
+    use crate::queue::Entry;
+    use crate::request::NewRequest;
+    use rootstock_radix::NamespaceId;
+
+    #[test]
+    fn a_prefill_that_goes_first_does_not_cost_the_heaviest_group_its_turn() {
+        let cfg = SchedulerConfig {
+            policy: SchedulePolicy::DfsWeight,
+            ..SchedulerConfig::default()
+        };
+        let order = Order::new(&cfg);
+        let live = |n: u64| {
+            let new = NewRequest::new(NamespaceId::from_raw(0), vec![1], 1);
+            Live::new(RequestId(n), new, &cfg, n)
+        };
+        let key = |n: u64| order.key(&live(n).key_parts(&order, n));
+        let mut queue = WaitQueue::default();
+        for (n, path) in [(1, [9]), (2, [7]), (3, [7])] {
+            let (rank, tenant) = (live(n).rank(), live(n).tenant);
+            queue.put(Entry {
+                key: key(n),
+                rank,
+                tenant,
+                age_at: None,
+            });
+            queue.groups.insert(RequestId(n), n, &path.into());
+        }
+        let mut walk = Walk {
+            prefills: [key(0)].into(),
+            seen: BTreeSet::new(),
+            after: None,
+            open: true,
+            fair: false,
+            grouped: queue.groups.first(SEEN_MAX).into(),
+        };
+        let turns: Vec<Turn> = std::iter::from_fn(|| walk.next(&queue)).collect();
+        let waiting = [2, 3, 1].map(|n| Turn::Waiting(RequestId(n)));
+        assert_eq!(turns[0], Turn::Prefill(RequestId(0)));
+        assert_eq!(turns[1..], waiting, "each once, the largest group first");
     }
 }
