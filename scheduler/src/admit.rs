@@ -11,8 +11,8 @@ use rootstock_memory::{CopyPlan, Nanos};
 use rootstock_radix::{Fate, Lease, PrefixCache};
 
 use crate::emit::CachedTokens;
-use crate::holding::{Holding, device, pages_for};
-use crate::live::{Fetching, Phase, count};
+use crate::holding::{Holding, device, missing_pages, pages_for};
+use crate::live::{Fetching, Live, Phase, count};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
 
@@ -115,9 +115,8 @@ impl Scheduler {
             Ok(granted) => granted,
             Err(short) => {
                 cx.cache.end(lease, Fate::Unused, cx.now);
-                let held = short.free_pages + short.evictable_pages;
                 return Err(Denied::Pages {
-                    missing: short.needed_pages.saturating_sub(held).max(1),
+                    missing: missing_pages(&short),
                     in_transit: short.in_transit_pages,
                 });
             }
@@ -161,11 +160,11 @@ impl Scheduler {
     /// Pages to leave free for those running that need not give way to `id`.
     fn headroom(&self, id: RequestId) -> u32 {
         let rank = self.live[&id].rank();
-        let stays = |other: &&RequestId| match self.cfg.preempt_gap {
-            Some(gap) => !rank.outranks(self.live[other].rank(), gap),
+        let stays = |other: &&Live| match self.cfg.preempt_gap {
+            Some(gap) => !rank.outranks(other.rank(), gap),
             None => true,
         };
-        count(self.running.iter().filter(stays).count())
+        count(self.seated().filter(stays).count())
     }
 
     /// By the last look at the cache, whether trying would be in vain. Keeps long queues of

@@ -101,13 +101,11 @@ impl Scheduler {
         if self.cfg.target_step_ms == 0 {
             return most;
         }
-        let running = || self.running.iter().map(|id| &self.live[id]);
-        let launched = |live: &Live| live.running().map_or(0, |run| run.launched);
-        let prefilling = running().filter(|live| matches!(live.next(), Next::Prefill(_)));
-        let kv_per_token = prefilling
-            .map(|live| u64::from(launched(live)))
-            .max()
-            .unwrap_or(0);
+        let prefilling = self
+            .seated()
+            .filter(|live| matches!(live.next(), Next::Prefill(_)));
+        let launched = prefilling.filter_map(|live| Some(live.running()?.launched));
+        let kv_per_token = u64::from(launched.max().unwrap_or(0));
         let target = u64::from(self.cfg.target_step_ms) * 1_000_000;
         let Some(tokens) = self.time.tokens_within(target, decodes, kv_per_token) else {
             return most;
@@ -168,12 +166,7 @@ impl Scheduler {
     /// Decoding requests, last to give way first; when the budget is too small for all, those
     /// that have not been served for longest.
     pub(crate) fn decode_order(&self, budget: usize) -> Vec<RequestId> {
-        let mut ready: Vec<&Live> = self
-            .running
-            .iter()
-            .map(|id| &self.live[id])
-            .filter(|live| live.next() == Next::Decode)
-            .collect();
+        let mut ready: Vec<&Live> = self.decoding().collect();
         if ready.len() > budget {
             ready.sort_by_key(|live| (live.running().and_then(|run| run.last_row), live.id));
             ready.truncate(budget);
@@ -310,12 +303,11 @@ impl Scheduler {
             let covers = row.first_pos <= from && row.first_pos + row.len >= to;
             row.id != id && covers && same(&self.live[&row.id])
         };
-        let in_flight = |other: &RequestId| {
-            let other = &self.live[other];
+        let in_flight = |other: &Live| {
             let covers = |run: &Running| run.computed <= from && run.launched >= to;
             other.id != id && other.running().is_some_and(covers) && same(other)
         };
-        draft.rows.iter().any(drafted) || self.running.iter().any(in_flight)
+        draft.rows.iter().any(drafted) || self.seated().any(in_flight)
     }
 
     /// Whether storage is being read for a waiting request: a wait that the reader bounds.

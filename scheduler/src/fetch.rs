@@ -73,17 +73,17 @@ impl Scheduler {
                 && other.ns == live.ns
                 && other.tokens.get(..to as usize) == Some(wanted)
         };
-        self.running.iter().any(|other| fetches(&self.live[other]))
+        self.seated().any(fetches)
     }
 
     /// Seats whose copies have ended start to compute.
     pub(crate) fn settle_fetches(&mut self, cx: &mut Cx<'_>, draft: &mut Draft) {
-        let ended = |id: &&RequestId| match &self.live[id].phase {
+        let ended = |live: &&Live| match &live.phase {
             Phase::Fetching(fetch) => !fetch.hold.is_fetching(cx.cache),
             Phase::Queued | Phase::Preempted | Phase::Running(_) | Phase::Draining(_) => false,
         };
-        let ended: Vec<RequestId> = self.running.iter().filter(ended).copied().collect();
-        for id in ended {
+        let ended = self.seated().filter(ended).map(|live| live.id);
+        for id in ended.collect::<Vec<RequestId>>() {
             self.settle_fetch(cx, draft, id);
         }
         if self.cfg.begin_in_transit {

@@ -302,6 +302,12 @@ pub(crate) fn pages_for(tokens: u32, page_tokens: u32) -> u32 {
     tokens.div_ceil(page_tokens)
 }
 
+/// Pages that have to become free before a refused reservation can be made, 1 or more.
+pub(crate) fn missing_pages(short: &Short) -> u32 {
+    let held = short.free_pages + short.evictable_pages;
+    short.needed_pages.saturating_sub(held).max(1)
+}
+
 /// The device tier of a replica.
 pub(crate) fn device(replica: ReplicaId) -> TierId {
     TierId::Device(replica)

@@ -14,7 +14,7 @@
 
 use crate::config::SchedulerConfig;
 use crate::draft::Draft;
-use crate::live::{Live, Next};
+use crate::live::Live;
 use crate::policy::Order;
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
@@ -83,9 +83,7 @@ impl Scheduler {
 
     fn load_of_decodes(&self, ids: &[RequestId]) -> StepLoad {
         // Making room for one may have ended another.
-        let live = ids.iter().filter_map(|id| self.live.get(id));
-        let running = live.filter_map(Live::running);
-        StepLoad::of(running.map(|run| (run.launched, 1, true)))
+        load_of(ids.iter().filter_map(|id| self.live.get(id)))
     }
 
     /// Whether it is worth a look for a step that overtakes the one in flight.
@@ -103,8 +101,7 @@ impl Scheduler {
             true => self.queue.heads().next(),
             false => self.queue.next_after(None),
         };
-        let hurries = |id: &RequestId| self.live[id].hurries();
-        first.is_some_and(|key| hurries(&key.id)) || self.running.iter().any(hurries)
+        first.is_some_and(|key| self.live[&key.id].hurries()) || self.seated().any(Live::hurries)
     }
 
     /// A step for those who hurry and have no part in the one in flight.
@@ -144,7 +141,7 @@ impl Scheduler {
             if !live.hurries() {
                 return;
             }
-            if apart && live.running().is_some_and(|run| !run.flight.is_empty()) {
+            if apart && live.is_in_flight() {
                 continue;
             }
             match turn {
@@ -165,8 +162,12 @@ impl Scheduler {
 
     /// Decoding requests, and what they compute and read in a step.
     pub(crate) fn decode_load(&self) -> StepLoad {
-        let running = self.running.iter().map(|id| &self.live[id]);
-        let decoding = running.filter(|live| live.next() == Next::Decode);
-        StepLoad::of(decoding.map(|live| (live.running().map_or(0, |run| run.launched), 1, true)))
+        load_of(self.decoding())
     }
+}
+
+/// What a token of each of these computes and reads.
+fn load_of<'a>(decoding: impl Iterator<Item = &'a Live>) -> StepLoad {
+    let running = decoding.filter_map(Live::running);
+    StepLoad::of(running.map(|run| (run.launched, 1, true)))
 }

@@ -23,8 +23,7 @@ impl Scheduler {
             page_tokens,
             ..
         } = self.cfg;
-        let client = |id: &RequestId| self.live[id].class == Class::Client;
-        let share = match self.running.iter().any(client) {
+        let share = match self.seated().any(|live| live.class == Class::Client) {
             true => BESIDE_SHARE,
             false => ALONE_SHARE,
         };

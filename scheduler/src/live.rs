@@ -315,6 +315,16 @@ impl Live {
         }
     }
 
+    /// Whether a step in flight has a row of it.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.running().is_some_and(|run| !run.flight.is_empty())
+    }
+
+    /// Whether it gives way with the last of its steps in flight.
+    pub(crate) fn is_yielding(&self) -> bool {
+        self.running().is_some_and(|run| run.yielding)
+    }
+
     /// Whether it has a seat that a more important one could take.
     pub(crate) fn can_give_way(&self) -> bool {
         match &self.phase {

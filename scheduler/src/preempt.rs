@@ -19,7 +19,7 @@ use rootstock_radix::{Fate, Short};
 
 use crate::draft::Draft;
 use crate::emit::FinishReason;
-use crate::holding::{Holding, device, pages_for};
+use crate::holding::{Holding, device, missing_pages, pages_for};
 use crate::live::{Live, Phase, count};
 use crate::request::{Class, RequestId};
 use crate::scheduler::{Cx, Scheduler};
@@ -55,9 +55,7 @@ impl Scheduler {
         short: &Short,
         draft: &mut Draft,
     ) -> Relief {
-        let held = short.free_pages + short.evictable_pages;
-        let missing = short.needed_pages.saturating_sub(held).max(1);
-        let owed = draft.owed_pages + missing;
+        let owed = draft.owed_pages + missing_pages(short);
         let leaving = self.leaving();
         // Copies under way bring back pages by themselves.
         let wanted = owed.saturating_sub(short.in_transit_pages);
@@ -69,9 +67,7 @@ impl Scheduler {
         let order = self.victims(|_| true);
         let before = order.iter().position(|&victim| victim == id).unwrap_or(0);
         let alone = order.len() == 1;
-        let landing = !self.live[&id]
-            .running()
-            .is_none_or(|run| run.flight.is_empty());
+        let landing = self.live[&id].is_in_flight();
         match self.fewest(&order[..before], &leaving, wanted, &[]) {
             Some(victims) => match self.give_way(cx, &victims, draft) {
                 Yield::Now if draft.owed_pages == 0 => Relief::Freed,
@@ -169,8 +165,8 @@ impl Scheduler {
     /// Running requests that pass the filter and are not giving way already, first to give way
     /// first.
     fn victims(&self, filter: impl Fn(&Live) -> bool) -> Vec<RequestId> {
-        let running = self.running.iter().map(|id| &self.live[id]);
-        let mut order: Vec<&Live> = running
+        let mut order: Vec<&Live> = self
+            .seated()
             .filter(|live| live.can_give_way() && filter(live))
             .collect();
         order.sort_by_key(|live| live.victim_key(self.cfg.max_preemptions));
@@ -248,20 +244,14 @@ impl Scheduler {
 
     /// Those whose pages are coming back with a step in flight.
     fn leaving(&self) -> BTreeSet<RequestId> {
-        let yielding = |id: &&RequestId| self.live[id].running().is_some_and(|run| run.yielding);
-        self.running
-            .iter()
-            .filter(yielding)
-            .chain(&self.draining)
-            .copied()
-            .collect()
+        let yielding = self.seated().filter(|live| live.is_yielding());
+        let yielding = yielding.map(|live| live.id);
+        yielding.chain(self.draining.iter().copied()).collect()
     }
 
     /// Whether a running request gives way with its step in flight.
     pub(crate) fn someone_yields(&self) -> bool {
-        self.running
-            .iter()
-            .any(|id| self.live[id].running().is_some_and(|run| run.yielding))
+        self.seated().any(Live::is_yielding)
     }
 
     fn give_way(&mut self, cx: &mut Cx<'_>, victims: &[RequestId], draft: &mut Draft) -> Yield {
@@ -272,7 +262,7 @@ impl Scheduler {
             // Speculative work does not come back.
             let idle = live.class == Class::Speculative;
             let spent = live.preemptions >= self.cfg.max_preemptions;
-            let landing = live.running().is_some_and(|run| !run.flight.is_empty());
+            let landing = live.is_in_flight();
             if landing {
                 when = Yield::Later;
             }

@@ -15,7 +15,7 @@ use crate::emit::{Admission, Emit, FinishReason, Reason};
 use crate::gate::Held;
 use crate::groups::path_of;
 use crate::holding::{device, pages_for};
-use crate::live::{Draining, Live, Phase, count};
+use crate::live::{Draining, Live, Next, Phase, count};
 use crate::lookup::Record;
 use crate::policy::{Order, QueueKey, seconds_to_ns};
 use crate::programs::Programs;
@@ -253,8 +253,18 @@ impl Scheduler {
     }
 
     fn fetching(&self) -> u32 {
-        let phase = |id: &&RequestId| matches!(self.live[id].phase, Phase::Fetching(_));
-        count(self.running.iter().filter(phase).count())
+        let fetches = |live: &&Live| matches!(live.phase, Phase::Fetching(_));
+        count(self.seated().filter(fetches).count())
+    }
+
+    /// Requests with a seat, by id.
+    pub(crate) fn seated(&self) -> impl Iterator<Item = &Live> {
+        self.running.iter().map(|id| &self.live[id])
+    }
+
+    /// Of those, the ones that can compute one more token now.
+    pub(crate) fn decoding(&self) -> impl Iterator<Item = &Live> {
+        self.seated().filter(|live| live.next() == Next::Decode)
     }
 
     fn fits(&self, new: &NewRequest, cache: &PrefixCache) -> Result<(), Reason> {

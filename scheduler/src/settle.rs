@@ -180,9 +180,7 @@ impl Scheduler {
                 taken.report(live, cx)
             }
         };
-        let gives_way = live
-            .running()
-            .is_some_and(|run| run.yielding && run.flight.is_empty());
+        let gives_way = live.is_yielding() && !live.is_in_flight();
         self.mark_waiting(row.id, published);
         if let Some(reason) = reason {
             self.end(cx, row.id, reason);

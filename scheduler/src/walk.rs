@@ -101,9 +101,8 @@ impl Walk {
 impl Scheduler {
     /// A walk over all that could have a prompt computed now.
     pub(crate) fn walk(&self, now: Nanos) -> Walk {
-        let live = self.running.iter().map(|id| &self.live[id]);
         let begins = self.cfg.begin_in_transit;
-        let prefills = live.filter(|live| {
+        let prefills = self.seated().filter(|live| {
             let fetches = begins && matches!(live.phase, Phase::Fetching(_));
             fetches || matches!(live.next(), Next::Prefill(_))
         });
