@@ -9,13 +9,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use rootstock_memory::Nanos;
 use rootstock_radix::{NamespaceId, Token};
 
 use crate::request::RequestId;
+use crate::word_hash::WordHash;
 
 type Place = (Nanos, RequestId);
 
@@ -160,40 +160,23 @@ impl Groups {
 /// Hashes of a prompt's prefixes of 1, 2, 4 ... pages.
 pub(crate) fn path_of(ns: NamespaceId, tokens: &[Token], page_tokens: u32) -> Vec<u64> {
     let mut path = Vec::new();
-    let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
-    ns.hash(&mut hasher);
+    let mut hash = WordHash::new();
+    ns.get()
+        .to_le_bytes()
+        .iter()
+        .for_each(|&byte| hash.word(u64::from(byte)));
     let mut hashed = 0;
     let mut end = page_tokens as usize;
     while end <= tokens.len() {
         tokens[hashed..end]
             .iter()
-            .for_each(|token| hasher.word(u64::from(*token)));
+            .for_each(|token| hash.word(u64::from(*token)));
         hashed = end;
         // 0 is the root.
-        path.push(hasher.0.max(1));
+        path.push(hash.get().max(1));
         end = end.saturating_mul(2);
     }
     path
-}
-
-struct Fnv(u64);
-
-impl Fnv {
-    fn word(&mut self, word: u64) {
-        let mut x = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-        x ^= x >> 32;
-        self.0 = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-impl Hasher for Fnv {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.word(u64::from(byte)));
-    }
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ mod stats;
 mod step;
 mod time;
 mod walk;
+mod word_hash;
 
 pub use config::{ConfigError, SchedulePolicy, SchedulerConfig};
 pub use emit::{Admission, CachedTokens, Emit, FailKind, FinishReason, PinReport, Reason, Usage};

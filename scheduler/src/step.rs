@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::request::{RequestId, SamplingParams};
+use crate::word_hash::WordHash;
 
 /// What one step computes.
 #[derive(Debug)]
@@ -159,7 +160,7 @@ impl StepPlan {
     /// # Cost
     /// Linear in tokens and page tables.
     pub fn fingerprint(&self) -> u64 {
-        let mut f = Fingerprint::new();
+        let mut f = WordHash::new();
         f.word(self.id.0);
         f.word(u64::from(self.replica.0));
         for row in &self.rows {
@@ -179,7 +180,7 @@ impl StepPlan {
             f.word(u64::from(copy.layers.start) << 16 | u64::from(copy.layers.end));
         }
         self.after.iter().for_each(|&c| f.word(c.0));
-        f.0
+        f.get()
     }
 
     /// Input tokens of a row.
@@ -213,7 +214,7 @@ impl Row {
         self.guesses.end - self.guesses.start
     }
 
-    fn mix_into(&self, f: &mut Fingerprint) {
+    fn mix_into(&self, f: &mut WordHash) {
         f.word(self.request.0);
         f.word(u64::from(self.first_pos) << 32 | u64::from(self.len));
         f.word(u64::from(self.tokens.start) << 32 | u64::from(self.pages.start));
@@ -232,20 +233,5 @@ impl Row {
         f.word(self.mask.map_or(0, |m| m.0.wrapping_add(1)));
         f.word(u64::from(self.drafts));
         f.word(u64::from(self.guesses.start) << 32 | u64::from(self.guesses.end));
-    }
-}
-
-/// FNV-1a over 64-bit words with a final avalanche; not against adversaries.
-struct Fingerprint(u64);
-
-impl Fingerprint {
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn word(&mut self, w: u64) {
-        let mut x = (self.0 ^ w).wrapping_mul(0x0000_0100_0000_01b3);
-        x ^= x >> 32;
-        self.0 = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
