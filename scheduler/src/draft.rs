@@ -26,6 +26,8 @@ pub(crate) struct Draft {
     pub(crate) copies: Vec<CopyPlan>,
     /// Pages that running requests wait for, out of those that are coming.
     pub(crate) owed_pages: u32,
+    /// It may run in the middle of the step in flight.
+    pub(crate) overtakes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +50,7 @@ impl Draft {
             rows: Vec::new(),
             copies: Vec::new(),
             owed_pages: 0,
+            overtakes: false,
         }
     }
 
@@ -56,17 +59,10 @@ impl Draft {
         self.rows.push(row);
     }
 
-    /// What its rows compute and read.
+    /// What its rows compute and read, before any of them guesses.
     pub(crate) fn load(&self) -> StepLoad {
-        let load = StepLoad::of(self.rows.iter().map(|row| {
-            let guesses = row.guesses_at.map_or(0, |_| u32::from(row.drafts));
-            (row.first_pos, row.len + guesses, row.draws)
-        }));
-        let guessed = self.rows.iter().filter(|row| row.guesses_at.is_some());
-        StepLoad {
-            draws: load.draws + guessed.map(|row| u32::from(row.drafts)).sum::<u32>(),
-            ..load
-        }
+        let rows = self.rows.iter();
+        StepLoad::of(rows.map(|row| (row.first_pos, row.len, row.draws)))
     }
 
     /// Takes a request's row back out.
@@ -141,7 +137,6 @@ impl Scheduler {
     /// Turns a draft into a plan and its rows into rows in flight.
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, draft: Draft) -> StepPlan {
         let step = self.step_id();
-        let load = draft.load();
         let mut plan = StepPlan {
             id: step,
             replica: self.cfg.replica,
@@ -150,7 +145,7 @@ impl Scheduler {
             page_tables: Vec::new(),
             copies: draft.copies,
             after: Vec::new(),
-            overtakes: false,
+            overtakes: draft.overtakes,
         };
         let mut rows = Vec::with_capacity(draft.rows.len());
         for (index, row) in draft.rows.iter().enumerate() {
@@ -183,9 +178,7 @@ impl Scheduler {
         }
         self.stats.steps += u64::from(!rows.is_empty());
         self.stats.copy_plans += u64::from(rows.is_empty());
-        let mut flight = Flight::new(step, rows, cx.now, load);
-        flight.waits = !plan.after.is_empty();
-        self.flights.push_back(flight);
+        self.flights.push_back(Flight::new(&plan, rows, cx.now));
         plan
     }
 }

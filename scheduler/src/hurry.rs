@@ -106,7 +106,10 @@ impl Scheduler {
 
     /// A step for those who hurry and have no part in the one in flight.
     pub(crate) fn plan_overtaking(&mut self, cx: &mut Cx<'_>) -> Option<StepPlan> {
-        let mut draft = Draft::new(self.step_budget(StepLoad::default()), 0);
+        let mut draft = Draft {
+            overtakes: true,
+            ..Draft::new(self.step_budget(StepLoad::default()), 0)
+        };
         self.settle_fetches(cx, &mut draft);
         if self.claim.is_none() {
             self.plan_hurried_prompts(cx, &mut draft, true);
@@ -120,12 +123,7 @@ impl Scheduler {
         let computes = u64::from(!draft.rows.is_empty());
         self.stats.hurried_steps += computes;
         self.stats.overtaking_steps += computes;
-        let mut plan = self.commit(cx, draft);
-        plan.overtakes = true;
-        if let Some(flight) = self.flights.back_mut() {
-            flight.overtakes = true;
-        }
-        Some(plan)
+        Some(self.commit(cx, draft))
     }
 
     /// Drafts prompts in the order of all, up to the first that does not hurry; with `apart` none

@@ -13,7 +13,7 @@ use crate::holding::{Holding, PublishArgs};
 use crate::live::{Live, Phase, count};
 use crate::request::RequestId;
 use crate::scheduler::{Cx, Scheduler};
-use crate::step::{Logprobs, RowOut, StepOutput};
+use crate::step::{Logprobs, RowOut, StepOutput, StepPlan};
 use crate::time::StepLoad;
 
 /// A step that is out.
@@ -43,21 +43,17 @@ pub(crate) struct FlightRow {
 }
 
 impl Flight {
-    pub(crate) fn new(
-        step: StepId,
-        rows: Vec<FlightRow>,
-        launched_at: Nanos,
-        load: StepLoad,
-    ) -> Self {
+    /// Of a plan that is out from now on.
+    pub(crate) fn new(plan: &StepPlan, rows: Vec<FlightRow>, launched_at: Nanos) -> Self {
         Self {
-            step,
+            step: plan.id,
             rows,
             launched_at,
-            load,
+            load: plan.load(),
             result: None,
-            overtakes: false,
+            overtakes: plan.overtakes,
             overtaken: false,
-            waits: false,
+            waits: !plan.after.is_empty(),
         }
     }
 }

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::request::{RequestId, SamplingParams};
+use crate::time::StepLoad;
 use crate::word_hash::WordHash;
 
 /// What one step computes.
@@ -181,6 +182,21 @@ impl StepPlan {
         }
         self.after.iter().for_each(|&c| f.word(c.0));
         f.get()
+    }
+
+    /// What its rows compute and read, guesses in the plan included; what its time depends on.
+    pub fn load(&self) -> StepLoad {
+        let rows = self.rows.iter();
+        let load = StepLoad::of(rows.map(|row| {
+            let positions = row.len + row.guess_count();
+            (row.first_pos, positions, row.sample.is_some())
+        }));
+        // Each guess is drawn as well, to verify it.
+        let guesses: u32 = self.rows.iter().map(Row::guess_count).sum();
+        StepLoad {
+            draws: load.draws + guesses,
+            ..load
+        }
     }
 
     /// Input tokens of a row.
