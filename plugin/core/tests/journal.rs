@@ -16,6 +16,9 @@ use rootstock::journal::{
     Entry, JOURNAL_VERSION, Journal, JournalError, JournalLimits, JournalReader, JournalState,
     ReplayEnd, ReplayReport, replay,
 };
+use rootstock::memory::ReplicaId;
+use rootstock::radix::NamespaceKey;
+use rootstock::scheduler::{NewRequest, Row, RowOut, StepLoad, StepOutput};
 
 /// Records a load and returns the journal's bytes.
 fn record(seed: u64, rounds: u32, limits: JournalLimits) -> Vec<u8> {
@@ -52,6 +55,47 @@ fn rewrite(bytes: &[u8], mut change: impl FnMut(u64, Entry<'static>) -> Entry<'s
 
 fn exact(report: &ReplayReport) {
     assert!(report.is_exact(), "{:?}", report.first_mismatch);
+}
+
+/// A text that repeats itself is guessed, several tokens a row, and every guess is right.
+#[test]
+fn the_steps_of_a_replay_count_the_guesses_that_they_verified() {
+    let mut config = config();
+    config.cache.device_pages = vec![40];
+    config.scheduler.max_in_flight = 1;
+    (config.scheduler.max_drafts, config.scheduler.prompt_lookup) = (4, true);
+    let sink = Sink::default();
+    let mut core = ServingCore::new(config).expect("a sound configuration");
+    let limits = JournalLimits::default();
+    let journal = Journal::new(Box::new(sink.clone()), core.config(), limits).expect("a journal");
+    core.set_journal(Some(journal));
+    let ns = core.namespace(&NamespaceKey::default()).expect("one fits");
+    core.add(NewRequest::new(ns, [0, 1, 2, 3].repeat(6), 20), 1);
+    let (mut now, mut loads, mut guesses) = (1, Vec::new(), 0);
+    while let Some(plan) = core.schedule(ReplicaId(0), now) {
+        now += 1_000_000;
+        loads.push(plan.load());
+        guesses += plan.rows.iter().map(Row::guess_count).sum::<u32>();
+        let rows = plan.rows.iter().map(|row| {
+            let next = row.first_pos + row.len;
+            let drawn = row.sample.iter().flat_map(|_| 0..=row.guess_count());
+            let accepted = drawn.map(|at| (next + at) % 4).collect();
+            RowOut {
+                accepted,
+                logprobs: None,
+            }
+        });
+        let rows = rows.collect();
+        core.complete(ReplicaId(0), plan.id, &StepOutput { rows }, now);
+    }
+    drop(core);
+    let report = replay(&sink.bytes()[..]).expect("a sound journal");
+    exact(&report);
+    assert!(guesses > 4, "{guesses} guesses");
+    let counted: Vec<StepLoad> = report.steps.iter().map(|step| step.load).collect();
+    assert_eq!(counted, loads);
+    let tokens: u32 = counted.iter().map(|load| load.tokens).sum();
+    assert!(tokens >= 24 + guesses, "{tokens} positions");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use rootstock_memory::{Nanos, ReplicaId, StepId};
-use rootstock_scheduler::{Row, StepLoad, StepPlan};
+use rootstock_scheduler::{StepLoad, StepPlan};
 use serde::Serialize;
 
 use super::frame::{Entry, Frame, FrameReader, Header};
@@ -216,9 +216,7 @@ impl StepClock {
             self.flying.retain(|(of, _), _| *of != replica);
         }
         if !plan.rows.is_empty() {
-            let draws = |row: &Row| (row.first_pos, row.len, row.sample.is_some());
-            let load = StepLoad::of(plan.rows.iter().map(draws));
-            self.flying.insert((replica, plan.id), (load, now));
+            self.flying.insert((replica, plan.id), (plan.load(), now));
         }
     }
 
