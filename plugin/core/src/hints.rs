@@ -156,7 +156,6 @@ impl ParsedHints {
             hints.jump_s = jump_s;
         }
         hints.ignored.extend(notes);
-        self.ceiling = *ceiling;
         self.pin([]);
     }
 
