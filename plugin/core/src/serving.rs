@@ -148,38 +148,14 @@ impl ServingCore {
     /// Ends a request at its caller's wish. False when it is unknown or has already ended.
     pub fn abort(&mut self, request: RequestId, now: Nanos) -> bool {
         self.input(now, || Entry::Abort(request, now));
-        let Some(scheduler) = self
-            .schedulers
-            .get_mut(replica_index(self.replicas.home(request)))
-        else {
-            return false;
-        };
-        let emit = scheduler.abort(&mut self.cache, request, now);
-        let ended = emit.is_some();
-        let before = self.emits.len();
-        self.emits.extend(emit);
-        self.heard(before);
-        self.release(now);
-        ended
+        self.end(request, FinishReason::Aborted, now)
     }
 
     /// Ends a request as finished: the caller found a stop string. Its KV stays, as at any normal
     /// end. False when it is unknown or has already ended.
     pub fn finish(&mut self, request: RequestId, reason: FinishReason, now: Nanos) -> bool {
         self.input(now, || Entry::Finish(request, reason, now));
-        let Some(scheduler) = self
-            .schedulers
-            .get_mut(replica_index(self.replicas.home(request)))
-        else {
-            return false;
-        };
-        let emit = scheduler.finish(&mut self.cache, request, reason, now);
-        let ended = emit.is_some();
-        let before = self.emits.len();
-        self.emits.extend(emit);
-        self.heard(before);
-        self.release(now);
-        ended
+        self.end(request, reason, now)
     }
 
     /// The next step of a replica. Its `copies` are all that begin at that replica's device, those
@@ -445,6 +421,21 @@ impl ServingCore {
     /// True when no request is live, waiting ones included.
     pub fn is_idle(&self) -> bool {
         self.schedulers.iter().all(Scheduler::is_idle)
+    }
+
+    /// Ends a request; false when it is unknown or has already ended.
+    fn end(&mut self, request: RequestId, reason: FinishReason, now: Nanos) -> bool {
+        let home = replica_index(self.replicas.home(request));
+        let Some(scheduler) = self.schedulers.get_mut(home) else {
+            return false;
+        };
+        let emit = scheduler.finish(&mut self.cache, request, reason, now);
+        let ended = emit.is_some();
+        let before = self.emits.len();
+        self.emits.extend(emit);
+        self.heard(before);
+        self.release(now);
+        ended
     }
 
     /// Places parked requests where load has become less. Only at the end of an input: a request
