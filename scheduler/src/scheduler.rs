@@ -248,7 +248,11 @@ impl Scheduler {
         })
     }
 
-    fn waiting(&self) -> u32 {
+    /// Requests waiting now, preempted and parked ones and those held back included.
+    ///
+    /// # Cost
+    /// O(1), where [`Scheduler::stats`] goes through all that run.
+    pub fn waiting(&self) -> u32 {
         count(self.queue.len() + self.aside.len() + self.held_places.len())
     }
 
@@ -265,6 +269,14 @@ impl Scheduler {
     /// Of those, the ones that can compute one more token now.
     pub(crate) fn decoding(&self) -> impl Iterator<Item = &Live> {
         self.seated().filter(|live| live.next() == Next::Decode)
+    }
+
+    /// Whether [`Scheduler::add`] would take this request, with nobody turned away for it.
+    ///
+    /// # Cost
+    /// O(1).
+    pub fn has_room_for(&self, new: &NewRequest, cache: &PrefixCache) -> bool {
+        self.waiting() < self.cfg.max_queue && self.fits(new, cache).is_ok()
     }
 
     fn fits(&self, new: &NewRequest, cache: &PrefixCache) -> Result<(), Reason> {

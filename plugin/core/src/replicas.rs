@@ -144,9 +144,8 @@ impl Replicas {
             Route::Park => return self.park(request, &route, cache, schedulers, now),
             Route::Overloaded => {
                 self.stats.overloaded += 1;
-                let waiting = schedulers.iter().map(|s| s.stats().waiting).sum();
                 return Admission::Deferred {
-                    queue_len: waiting,
+                    queue_len: schedulers.iter().map(Scheduler::waiting).sum(),
                     queue_cap: schedulers.iter().map(|s| s.config().max_queue).sum(),
                     retry_after_s: OVERLOAD_RETRY_S,
                 };
@@ -180,20 +179,14 @@ impl Replicas {
         now: Nanos,
     ) -> Admission {
         let mut order: Vec<usize> = (0..schedulers.len()).collect();
-        order.sort_by_key(|&at| (at != chosen, schedulers[at].stats().waiting, at));
-        let mut answer = None;
-        for at in order {
-            let added = schedulers[at].add(request.clone(), cache, now);
-            if let Admission::Admitted(id) = added {
-                self.router.placed(id.0, route, id.replica(), now);
-                return added;
-            }
-            // A larger pool may take what this one can never run.
-            answer = answer
-                .filter(|_| matches!(added, Admission::Rejected(_)))
-                .or(Some(added));
+        order.sort_by_key(|&at| (at != chosen, schedulers[at].waiting(), at));
+        let added = offer(&order, request, schedulers, cache, |scheduler, request| {
+            scheduler.add(request, cache, now)
+        });
+        if let Admission::Admitted(id) = added {
+            self.router.placed(id.0, route, id.replica(), now);
         }
-        answer.unwrap_or_else(|| schedulers[chosen].add(request, cache, now))
+        added
     }
 
     /// The request waits beside the queue of the replica with the least in front of it.
@@ -206,44 +199,35 @@ impl Replicas {
         now: Nanos,
     ) -> Admission {
         let mut order: Vec<usize> = (0..schedulers.len()).collect();
-        order.sort_by_key(|&at| (schedulers[at].stats().waiting, at));
+        order.sort_by_key(|&at| (schedulers[at].waiting(), at));
         let (strict, jump_s) = (request.hints.strict, request.hints.jump_s);
-        let mut answer = None;
-        for at in order {
-            let added = schedulers[at].add_parked(request.clone(), cache, now);
-            let Admission::Admitted(id) = added else {
-                answer = answer
-                    .filter(|_| matches!(added, Admission::Rejected(_)))
-                    .or(Some(added));
-                continue;
-            };
-            let uncached = (0..schedulers.len()).map(|at| self.router.uncached(route, at));
-            let parts = ParkedParts {
-                id: id.0,
-                strict,
-                jump_s,
-                arrival: now,
-                uncached_tokens: uncached.min().unwrap_or(0),
-            };
-            let parked = Parked {
-                parts,
-                osl: route.osl,
-                blocks: route.blocks.to_vec(),
-                prompt_tokens: route.prompt_tokens,
-                session: route.session.map(str::to_owned),
-                parent: route.parent.map(str::to_owned),
-                draw: route.draw,
-            };
-            self.parked.insert(id, parked);
-            self.lighter = true;
-            self.stats.parked += 1;
+        let added = offer(&order, request, schedulers, cache, |scheduler, request| {
+            scheduler.add_parked(request, cache, now)
+        });
+        let Admission::Admitted(id) = added else {
             return added;
-        }
-        answer.unwrap_or(Admission::Deferred {
-            queue_len: 0,
-            queue_cap: 0,
-            retry_after_s: OVERLOAD_RETRY_S,
-        })
+        };
+        let uncached = (0..schedulers.len()).map(|at| self.router.uncached(route, at));
+        let parts = ParkedParts {
+            id: id.0,
+            strict,
+            jump_s,
+            arrival: now,
+            uncached_tokens: uncached.min().unwrap_or(0),
+        };
+        let parked = Parked {
+            parts,
+            osl: route.osl,
+            blocks: route.blocks.to_vec(),
+            prompt_tokens: route.prompt_tokens,
+            session: route.session.map(str::to_owned),
+            parent: route.parent.map(str::to_owned),
+            draw: route.draw,
+        };
+        self.parked.insert(id, parked);
+        self.lighter = true;
+        self.stats.parked += 1;
+        added
     }
 
     /// Whether parked requests are to be looked at.
@@ -334,7 +318,7 @@ impl Replicas {
             return;
         }
         let mut others: Vec<usize> = (0..schedulers.len()).filter(|&other| other != at).collect();
-        others.sort_by_key(|&other| (std::cmp::Reverse(schedulers[other].stats().waiting), other));
+        others.sort_by_key(|&other| (std::cmp::Reverse(schedulers[other].waiting()), other));
         for other in others {
             let Ok([busy, idler]) = schedulers.get_disjoint_mut([other, at]) else {
                 continue;
@@ -388,6 +372,33 @@ impl Replicas {
             .map(|probe| overlap(probe, self.page_tokens))
             .collect()
     }
+}
+
+/// Offers a request to replicas in this order until one takes it. Where none does: the answer of
+/// the last that may take it later, else of the first.
+fn offer(
+    order: &[usize],
+    request: NewRequest,
+    schedulers: &mut [Scheduler],
+    cache: &PrefixCache,
+    mut add: impl FnMut(&mut Scheduler, NewRequest) -> Admission,
+) -> Admission {
+    let mut answer = None;
+    for &at in order {
+        let scheduler = &mut schedulers[at];
+        // The prompt is not copied for whoever certainly takes it.
+        if scheduler.has_room_for(&request, cache) {
+            return add(scheduler, request);
+        }
+        let added = add(scheduler, request.clone());
+        if matches!(added, Admission::Admitted(_)) {
+            return added;
+        }
+        answer = answer
+            .filter(|_| matches!(added, Admission::Rejected(_)))
+            .or(Some(added));
+    }
+    answer.expect("a core has a replica at least")
 }
 
 fn overlap(probe: Probe, page_tokens: u32) -> Overlap {
