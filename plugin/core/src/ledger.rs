@@ -535,11 +535,9 @@ impl PageLedger {
     }
 
     fn take(&self, page: u32) {
-        let count = &self.counts[page as usize];
-        count.store(
-            count.load(Ordering::Relaxed).saturating_sub(1),
-            Ordering::Relaxed,
-        );
+        let left = self.count(page).checked_sub(1);
+        let left = left.expect("a page without users is refused before");
+        self.counts[page as usize].store(left, Ordering::Relaxed);
     }
 
     /// Recounts everything from scratch; for tests.

@@ -300,6 +300,24 @@ fn a_page_freed_twice_is_refused_by_its_number() {
     ledger.check().unwrap();
 }
 
+/// The middle of a request is freed, and then the whole: the second time that page has no user left.
+#[test]
+fn a_page_freed_twice_within_a_request_is_refused_and_the_counts_still_add_up() {
+    let mut ledger = ledger(8, PolicyKind::Lru);
+    let names = names_of(&[1, 2]);
+    let pages = admit(&mut ledger, &names, None, 0).unwrap();
+    ledger.free(&pages[..1], Fate::Keep, 0).unwrap();
+    let back = [pages[1], pages[0]];
+    let error = ledger.free(&back, Fate::Keep, 0).unwrap_err();
+    assert_eq!(error, LedgerError::NotHeld { page: pages[0] });
+    ledger.check().unwrap();
+    assert_eq!(ledger.available(), 8, "all are back, once");
+    // Another user of it keeps it.
+    ledger.touch(&pages, 1).unwrap();
+    ledger.check().unwrap();
+    assert_eq!(ledger.available(), 6);
+}
+
 #[test]
 fn bad_content_is_not_found_again_until_it_is_computed_again() {
     let mut ledger = ledger(4, PolicyKind::Lru);

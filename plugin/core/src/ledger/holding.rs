@@ -250,7 +250,7 @@ impl PageLedger {
         self.unhang(at);
         let mut freed = 0;
         while let Some(&last) = self.holding(at).pages.last() {
-            if pages.get(freed) == Some(&last) {
+            if pages.get(freed) == Some(&last) && self.count(last) > 0 {
                 self.take(last);
                 freed += 1;
             } else if self.entries[last as usize].early > 0 {
