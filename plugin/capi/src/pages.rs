@@ -210,6 +210,9 @@ pub unsafe extern "C" fn rootstock_cache_extend(
             },
             busy_until: step(span.busy_until),
         };
+        if meta.dedup == Dedup::Swap {
+            args::check_out("swaps.entries", room.entries)?;
+        }
         let pages = take(it, lease, allocation, tokens.len())?;
         if pages.len() > room.capacity {
             let (needed, capacity) = (pages.len(), room.capacity);

@@ -147,3 +147,56 @@ fn an_allocation_on_another_replica_than_the_lease_is_refused_and_stays() {
     assert_eq!(call!(cache::rootstock_cache_check, it), Status::Ok);
     call!(cache::rootstock_cache_free, it);
 }
+
+/// The page is cached already, so the host's is released: it has to hear which to use instead.
+#[test]
+fn without_a_place_for_swaps_an_extension_changes_nothing() {
+    let (it, namespace_id) = two_replicas();
+    let tokens = [1_u32, 2];
+    let prompt = cache::RootstockPrompt {
+        struct_size: size::<cache::RootstockPrompt>(),
+        replica: 0,
+        namespace_id,
+        tokens: tokens.as_ptr(),
+        length: 2,
+        max_tokens: 1,
+    };
+    let mut entry = pages::RootstockSwap { index: 9, page: 0 };
+    let places = [&raw mut entry, std::ptr::null_mut(), &raw mut entry];
+    let wanted = [Status::Ok, Status::Invalid, Status::Ok];
+    for (entries, wanted) in places.into_iter().zip(wanted) {
+        let (mut lease, mut found) = (0, cache::RootstockFound::default());
+        let (from, to) = (&raw const prompt, &raw mut lease);
+        let found = &raw mut found;
+        let matched = call!(cache::rootstock_cache_match, it, from, 1, to, found);
+        assert_eq!(matched, Status::Ok);
+        let (mut page, mut allocation) = ([0_u32], 0);
+        let (to, id) = (page.as_mut_ptr(), &raw mut allocation);
+        let got = call!(pages::rootstock_cache_allocate, it, 0, 1, 1, to, id);
+        assert_eq!(got, Status::Ok);
+        let span = pages::RootstockSpan {
+            struct_size: size::<pages::RootstockSpan>(),
+            lease,
+            allocation,
+            priority: 0,
+            retention_s: 0,
+            keep_duplicates: 0,
+            tokens: tokens.as_ptr(),
+            length: 2,
+            busy_until: 0,
+        };
+        let mut swaps = pages::RootstockSwaps {
+            entries,
+            capacity: 1,
+            count: 0,
+        };
+        let (from, to) = (&raw const span, &raw mut swaps);
+        let extended = call!(pages::rootstock_cache_extend, it, from, 1, to);
+        assert_eq!(extended, wanted);
+        let kept = call!(pages::rootstock_cache_release, it, allocation, 0);
+        assert_eq!(kept == Status::Ok, wanted == Status::Invalid);
+    }
+    assert_eq!(entry.index, 0, "the third was told of its swap");
+    assert_eq!(call!(cache::rootstock_cache_check, it), Status::Ok);
+    call!(cache::rootstock_cache_free, it);
+}
