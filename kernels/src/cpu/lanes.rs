@@ -192,7 +192,13 @@ impl Isa {
 #[inline(always)]
 pub(crate) fn exp<L: Lanes>(l: L, x: L::F) -> L::F {
     // In this order of the arguments NaN passes through.
-    let x = l.min(l.splat(88.0), l.max(l.splat(-87.0), x));
+    exp_small(l, l.min(l.splat(88.0), x))
+}
+
+/// [`exp`] for `x` of at most 88, as in a softmax, where 0 is the most.
+#[inline(always)]
+pub(crate) fn exp_small<L: Lanes>(l: L, x: L::F) -> L::F {
+    let x = l.max(l.splat(-87.0), x);
     let n = l.round(l.mul(x, l.splat(std::f32::consts::LOG2_E)));
     let r = l.mul_add(n, l.splat(-0.693_359_4), x);
     let r = l.mul_add(n, l.splat(2.121_944_4e-4), r);

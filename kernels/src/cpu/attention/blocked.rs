@@ -16,7 +16,7 @@ use rootstock_memory::KvSide;
 
 use super::{Task, TaskKernel};
 use crate::cpu::kv::{Elements, KvPlace, KvWalk};
-use crate::cpu::lanes::{LANES, Lanes, Line, exp};
+use crate::cpu::lanes::{LANES, Lanes, Line, exp_small};
 
 /// Keys of a block.
 const BLOCK: usize = 64;
@@ -36,6 +36,8 @@ pub(crate) struct Workspace {
     values: Vec<Line>,
     /// `[query][head_dim]`, scaled.
     q: Vec<f32>,
+    /// `[query][head_dim]`: weighted values so far, side by side, so that they stay in the caches.
+    sums: Vec<f32>,
     /// `[query]`.
     states: Vec<State>,
 }
@@ -92,7 +94,7 @@ impl<'a> TaskKernel<'a> {
         self.finish(l);
     }
 
-    /// Sizes the buffers, scales the queries, clears sums and output.
+    /// Sizes the buffers, scales the queries, clears the sums.
     #[inline(always)]
     fn begin<L: Lanes>(&mut self, l: L) {
         let (queries, head_dim) = (self.queries(), self.head_dim());
@@ -103,6 +105,8 @@ impl<'a> TaskKernel<'a> {
             .values
             .resize(BLOCK * head_dim / LANES, [0.0; LANES]);
         self.workspace.q.resize(queries * head_dim, 0.0);
+        self.workspace.sums.clear();
+        self.workspace.sums.resize(queries * head_dim, 0.0);
         self.workspace.states.clear();
         let fresh = State {
             max: f32::NEG_INFINITY,
@@ -117,29 +121,24 @@ impl<'a> TaskKernel<'a> {
             for (from, to) in from.iter().zip(to.as_chunks_mut::<LANES>().0) {
                 l.store(l.mul(l.load(from), scale), to);
             }
-            self.output(query).fill(0.0);
         }
     }
 
-    /// Divides by the sums of weights.
+    /// Divides by the sums of weights, into the output.
     #[inline(always)]
-    fn finish<L: Lanes>(&mut self, l: L) {
+    fn finish<L: Lanes>(&self, l: L) {
+        let head_dim = self.head_dim();
         for query in 0..self.queries() {
-            let sum = l.sum(l.load(&self.workspace.states[query].sums));
-            let factor = l.splat(1.0 / sum);
-            for line in self.output(query).as_chunks_mut::<LANES>().0 {
-                l.store(l.mul(l.load(line), factor), line);
+            let at = self.query_offset(query);
+            // SAFETY: the output of a token's heads belongs to this task, which uses one at a time.
+            let out = unsafe { self.out.part(at..at + head_dim) };
+            let factor = 1.0 / l.sum(l.load(&self.workspace.states[query].sums));
+            let sums = &self.workspace.sums[query * head_dim..][..head_dim];
+            let lines = out.as_chunks_mut::<LANES>().0.iter_mut();
+            for (out, sum) in lines.zip(sums.as_chunks::<LANES>().0) {
+                l.store(l.mul(l.load(sum), l.splat(factor)), out);
             }
         }
-    }
-
-    /// The output of one query.
-    #[expect(clippy::mut_from_ref, reason = "as in SharedOut::part")]
-    #[inline(always)]
-    fn output(&self, query: usize) -> &mut [f32] {
-        let at = self.query_offset(query);
-        // SAFETY: the output of a token's heads belongs to this task, which uses one at a time.
-        unsafe { self.out.part(at..at + self.head_dim()) }
     }
 
     /// Fills the workspace with a block's keys, transposed, and values.
@@ -159,6 +158,7 @@ impl<'a> TaskKernel<'a> {
         let value_offset = self.args.kv.layout().side_stride();
         let mut walk = self.walk(self.task, block.start);
         let (mut walk_ahead, mut keys_ahead) = self.ahead(block);
+        let pace = keys_ahead.div_ceil(block.keys);
         // Rows past the last key keep what they had: their scores are never used.
         let mut square = [[0.0; LANES]; LANES];
         for first in (0..block.keys).step_by(LANES) {
@@ -172,7 +172,7 @@ impl<'a> TaskKernel<'a> {
                     l.store(source.load(l, from + index * LANES), to);
                 }
                 // Pages lie far apart, so the processor does not foresee the next one.
-                if keys_ahead > 0 {
+                for _ in 0..pace.min(keys_ahead) {
                     keys_ahead -= 1;
                     let at = walk_ahead.step();
                     source.prefetch(l, at, head_dim);
@@ -189,14 +189,15 @@ impl<'a> TaskKernel<'a> {
         }
     }
 
-    /// Where the keys after a block are, in this task or the next one, and how many.
+    /// Where the keys of the block after this one are, in this task or the next, and how many.
     #[inline(always)]
-    fn ahead(&self, block: Block) -> (KvWalk<'a>, u32) {
+    fn ahead(&self, block: Block) -> (KvWalk<'a>, usize) {
         let start = block.start.saturating_add(BLOCK as u32);
-        match (self.keys(self.task).saturating_sub(start), self.next) {
+        let (walk, keys) = match (self.keys(self.task).saturating_sub(start), self.next) {
             (0, Some(next)) => (self.walk(next, 0), self.keys(next)),
             (left, _) => (self.walk(self.task, start), left),
-        }
+        };
+        (walk, (keys as usize).min(BLOCK))
     }
 
     /// Walks over the keys of a task's head, from a position on.
@@ -222,7 +223,12 @@ impl<'a> TaskKernel<'a> {
         let mut weights = [[0.0; BLOCK]; MB];
         self.scores::<L, MB>(l, query, limits, &mut weights);
         let states = &mut self.workspace.states[query..query + MB];
-        let keeps = soften::<L, MB>(l, states, limits, &mut weights);
+        // Limits ascend with the queries. The usual case by its own constants.
+        let keeps = if limits[0] == BLOCK {
+            soften::<L, MB>(l, states, [BLOCK; MB], &mut weights)
+        } else {
+            soften::<L, MB>(l, states, limits, &mut weights)
+        };
         self.weigh::<L, MB>(l, query, limits, (&weights, &keeps));
     }
 
@@ -242,6 +248,10 @@ impl<'a> TaskKernel<'a> {
         }
         let lines = limits[MB - 1].div_ceil(LANES);
         let mut line = 0;
+        while L::ROOMY && MB <= 3 && line + 4 <= lines {
+            self.score_lines::<L, MB, 4>(l, &q, line, scores);
+            line += 4;
+        }
         while L::ROOMY && line + 2 <= lines {
             self.score_lines::<L, MB, 2>(l, &q, line, scores);
             line += 2;
@@ -283,17 +293,21 @@ impl<'a> TaskKernel<'a> {
         }
     }
 
-    /// Adds the weighted values to the rescaled output.
+    /// Adds the weighted values to the rescaled sums.
     #[inline(always)]
     fn weigh<L: Lanes, const MB: usize>(
-        &self,
+        &mut self,
         l: L,
         query: usize,
         limits: [usize; MB],
-        (weights, keeps): (&[[f32; BLOCK]; MB], &[L::F; MB]),
+        (weights, keeps): (&[[f32; BLOCK]; MB], &Line),
     ) {
         let head_lines = self.head_dim() / LANES;
         let mut line = 0;
+        while L::ROOMY && MB <= 3 && line + 4 <= head_lines {
+            self.weigh_lines::<L, MB, 4>(l, (query, line), limits, (weights, keeps));
+            line += 4;
+        }
         while L::ROOMY && line + 2 <= head_lines {
             self.weigh_lines::<L, MB, 2>(l, (query, line), limits, (weights, keeps));
             line += 2;
@@ -307,19 +321,22 @@ impl<'a> TaskKernel<'a> {
     /// The same for `NT` lines of dimensions.
     #[inline(always)]
     fn weigh_lines<L: Lanes, const MB: usize, const NT: usize>(
-        &self,
+        &mut self,
         l: L,
         (query, line): (usize, usize),
         limits: [usize; MB],
-        (weights, keeps): (&[[f32; BLOCK]; MB], &[L::F; MB]),
+        (weights, keeps): (&[[f32; BLOCK]; MB], &Line),
     ) {
+        let head_dim = self.head_dim();
+        let so_far = &mut self.workspace.sums[query * head_dim..][..MB * head_dim];
         // Limits ascend with the queries.
         let common = limits[0].min(BLOCK);
         let mut sums = [[l.splat(0.0); NT]; MB];
-        for (i, (sums, keep)) in sums.iter_mut().zip(keeps).enumerate() {
-            let so_far = &self.output(query + i).as_chunks::<LANES>().0[line..];
-            for (sum, so_far) in sums.iter_mut().zip(so_far) {
-                *sum = l.mul(l.load(so_far), *keep);
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let keep = l.splat(keeps[i]);
+            let so_far = &so_far[i * head_dim..][..head_dim];
+            for (sum, so_far) in sums.iter_mut().zip(&so_far.as_chunks::<LANES>().0[line..]) {
+                *sum = l.mul(l.load(so_far), keep);
             }
         }
         let mut values: [&[Line]; NT] = [&[]; NT];
@@ -341,15 +358,17 @@ impl<'a> TaskKernel<'a> {
                     *sum = l.mul_add(weight, l.load(&values[key]), *sum);
                 }
             }
-            let out = &mut self.output(query + i).as_chunks_mut::<LANES>().0[line..];
-            for (out, sum) in out.iter_mut().zip(*sums) {
-                l.store(sum, out);
+            let so_far = &mut so_far[i * head_dim..][..head_dim];
+            let so_far = &mut so_far.as_chunks_mut::<LANES>().0[line..];
+            for (so_far, sum) in so_far.iter_mut().zip(*sums) {
+                l.store(sum, so_far);
             }
         }
     }
 }
 
-/// Turns the queries' scores into weights; returns the factors on what was summed before.
+/// Turns the queries' scores into weights; returns, by query, the factors on what was summed
+/// before.
 ///
 /// In rounds over all queries, so that their chains of operations overlap.
 #[inline(always)]
@@ -358,35 +377,56 @@ fn soften<L: Lanes, const MB: usize>(
     states: &mut [State],
     limits: [usize; MB],
     scores: &mut [[f32; BLOCK]; MB],
-) -> [L::F; MB] {
+) -> Line {
     let lowest = l.splat(f32::NEG_INFINITY);
     let mut largest = [lowest; MB];
     for (i, largest) in largest.iter_mut().enumerate() {
-        let lines = &scores[i].as_chunks::<LANES>().0[..limits[i].div_ceil(LANES)];
-        for (index, line) in lines.iter().enumerate() {
-            let line = l.keep_first(limits[i] - index * LANES, l.load(line), lowest);
-            *largest = l.max(*largest, line);
+        let (lines, rest) = parts(&mut scores[i], limits[i]);
+        for line in lines {
+            *largest = l.max(*largest, l.load(line));
+        }
+        if let Some((line, count)) = rest {
+            *largest = l.max(*largest, l.keep_first(count, l.load(line), lowest));
         }
     }
-    let mut keeps = [lowest; MB];
-    for (i, keep) in keeps.iter_mut().enumerate() {
+    let mut keeps = [0.0; LANES];
+    for (i, keep) in keeps.iter_mut().enumerate().take(MB) {
         let max = states[i].max.max(l.max_lane(largest[i]));
-        *keep = exp(l, l.splat(states[i].max - max));
+        *keep = states[i].max - max;
         states[i].max = max;
     }
-    for (i, keep) in keeps.iter().enumerate() {
+    l.store(exp_small(l, l.load(&keeps)), &mut keeps);
+    for (i, scores) in scores.iter_mut().enumerate() {
         let max = l.splat(states[i].max);
-        let mut sums = l.mul(l.load(&states[i].sums), *keep);
-        let lines = &mut scores[i].as_chunks_mut::<LANES>().0[..limits[i].div_ceil(LANES)];
-        for (index, line) in lines.iter_mut().enumerate() {
-            let weight = exp(l, l.sub(l.load(line), max));
-            let weight = l.keep_first(limits[i] - index * LANES, weight, l.splat(0.0));
+        let mut sums = l.mul(l.load(&states[i].sums), l.splat(keeps[i]));
+        let (lines, rest) = parts(scores, limits[i]);
+        for line in lines {
+            let weight = exp_small(l, l.sub(l.load(line), max));
+            sums = l.add(sums, weight);
+            l.store(weight, line);
+        }
+        if let Some((line, count)) = rest {
+            let weight = exp_small(l, l.sub(l.load(line), max));
+            let weight = l.keep_first(count, weight, l.splat(0.0));
             sums = l.add(sums, weight);
             l.store(weight, line);
         }
         l.store(sums, &mut states[i].sums);
     }
     keeps
+}
+
+/// The whole lines of the first `limit` scores, and the line of the others with their number.
+#[inline(always)]
+fn parts(scores: &mut [f32; BLOCK], limit: usize) -> (&mut [Line], Option<(&mut Line, usize)>) {
+    let (lines, rest) = scores
+        .as_chunks_mut::<LANES>()
+        .0
+        .split_at_mut(limit / LANES);
+    match (rest.first_mut(), limit % LANES) {
+        (Some(line), count) if count > 0 => (lines, Some((line, count))),
+        _ => (lines, None),
+    }
 }
 
 /// Reads 16 elements of the arena as 32-bit floats.
