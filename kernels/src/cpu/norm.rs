@@ -72,13 +72,24 @@ pub fn softmax(x: &mut [f32]) {
 
 /// The index of the largest number: the first one on a tie. NaN never wins; all NaN is `None`.
 pub fn argmax(x: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (index, &value) in (0..).zip(x) {
-        if !value.is_nan() && best.is_none_or(|(_, max)| value > max) {
-            best = Some((index, value));
+    // In lanes, so that the compiler uses what vectors there are; no comparison lets NaN in.
+    let larger = |max: f32, value: f32| if value > max { value } else { max };
+    let (lines, tail) = x.as_chunks::<LANES>();
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for line in lines {
+        for (max, value) in largest.iter_mut().zip(line) {
+            *max = larger(*max, *value);
         }
     }
-    best.map(|(index, _)| index)
+    let max = largest
+        .iter()
+        .chain(tail)
+        .copied()
+        .fold(f32::NEG_INFINITY, larger);
+    // Equal as numbers: either zero will do. All NaN finds nothing.
+    x.iter()
+        .position(|value| *value == max)
+        .map(|index| index as u32)
 }
 
 /// Rows of `width` elements, at least one element wide.

@@ -33,6 +33,25 @@ proptest! {
     }
 
     #[test]
+    fn argmax_is_that_of_a_plain_search(
+        values in prop::collection::vec((-3_i8..4, 0_u8..4), 0..100), low in any::<bool>(),
+    ) {
+        let number = |(value, kind): &(i8, u8)| match kind {
+            0 => f32::NAN,
+            1 if low => f32::NEG_INFINITY,
+            _ => f32::from(*value) * if *kind == 2 { -0.5 } else { 0.5 },
+        };
+        let x: Vec<f32> = values.iter().map(number).collect();
+        let mut expected: Option<usize> = None;
+        for (index, value) in x.iter().enumerate() {
+            if !value.is_nan() && expected.is_none_or(|best| *value > x[best]) {
+                expected = Some(index);
+            }
+        }
+        prop_assert_eq!(argmax(&x).map(|index| index as usize), expected);
+    }
+
+    #[test]
     fn silu_and_add_agree_with_64_bit_floats(len in 0_usize..100, seed in any::<u32>()) {
         let (gate, up) = (noise(seed, len, 40.0), noise(seed ^ 1, len, 2.0));
         for isa in Isa::available() {
