@@ -2,7 +2,7 @@
 //!
 //! Rounding to 1/127 of the largest of 32 is what llama.cpp's CPU path does too (its `q8_1`).
 
-use super::lanes::{Kernel, Lanes, Line};
+use super::lanes::{Kernel, LANES, Lanes, Line};
 
 /// Columns of a block.
 pub(crate) const ACT_LEN: usize = 32;
@@ -53,27 +53,55 @@ impl Kernel for Quantize<'_> {
         }
     }
 
+    /// A vector of blocks at a time, so that one division serves 16 of them.
     #[inline(always)]
     fn simd<L: Lanes>(self, l: L) {
         let zero = l.splat(0.0);
-        for (x, out) in self.x.as_chunks::<ACT_LEN>().0.iter().zip(self.out) {
-            let lines: &[Line] = x.as_chunks().0;
-            let (a, b) = (l.load(&lines[0]), l.load(&lines[1]));
-            let largest = l.max(l.max(a, l.sub(zero, a)), l.max(b, l.sub(zero, b)));
-            let max = l.max_lane(largest);
-            let inverse = l.splat(if max > 0.0 { 127.0 / max } else { 0.0 });
-            // Rounded here, so that the sums are of whole numbers: exact in any order.
-            let (a, b) = (l.round(l.mul(a, inverse)), l.round(l.mul(b, inverse)));
-            let (low, high) = out.q.split_at_mut(16);
-            l.store_i8(a, low.first_chunk_mut().expect("16 of 32"));
-            l.store_i8(b, high.first_chunk_mut().expect("16 of 32"));
-            let (low, high) = (l.sum(a), l.sum(b));
-            // An infinity or NaN makes its sum NaN.
-            out.d = max / 127.0 + (low + high) * 0.0;
-            out.d_sum = out.d * (low + high);
-            out.halves = [low as i16, high as i16];
+        let groups = self.x.chunks(LANES * ACT_LEN);
+        for (x, out) in groups.zip(self.out.chunks_mut(LANES)) {
+            let x = x.as_chunks::<ACT_LEN>().0;
+            let mut maxes = [0.0; LANES];
+            for (x, max) in x.iter().zip(&mut maxes) {
+                let (a, b) = load_block(l, x);
+                let largest = l.max(l.max(a, l.sub(zero, a)), l.max(b, l.sub(zero, b)));
+                *max = l.max_lane(largest);
+            }
+            let (mut inverses, mut steps) = (maxes, maxes);
+            l.store(l.div(l.splat(127.0), l.load(&maxes)), &mut inverses);
+            l.store(l.div(l.load(&maxes), l.splat(127.0)), &mut steps);
+            for (index, (x, out)) in x.iter().zip(out).enumerate() {
+                let inverse = if maxes[index] > 0.0 {
+                    inverses[index]
+                } else {
+                    0.0
+                };
+                round_block(l, load_block(l, x), (inverse, steps[index]), out);
+            }
         }
     }
+}
+
+/// The two vectors of a block.
+#[inline(always)]
+fn load_block<L: Lanes>(l: L, x: &[f32; ACT_LEN]) -> (L::F, L::F) {
+    let lines: &[Line] = x.as_chunks().0;
+    (l.load(&lines[0]), l.load(&lines[1]))
+}
+
+/// Rounds the two vectors of a block to a step, given its inverse.
+#[inline(always)]
+fn round_block<L: Lanes>(l: L, (a, b): (L::F, L::F), (inverse, step): (f32, f32), out: &mut Act) {
+    let inverse = l.splat(inverse);
+    // Rounded here, so that the sums are of whole numbers: exact in any order.
+    let (a, b) = (l.round(l.mul(a, inverse)), l.round(l.mul(b, inverse)));
+    let (low, high) = out.q.split_at_mut(16);
+    l.store_i8(a, low.first_chunk_mut().expect("16 of 32"));
+    l.store_i8(b, high.first_chunk_mut().expect("16 of 32"));
+    let (low, high) = (l.sum(a), l.sum(b));
+    // An infinity or NaN makes its sum NaN.
+    out.d = step + (low + high) * 0.0;
+    out.d_sum = out.d * (low + high);
+    out.halves = [low as i16, high as i16];
 }
 
 fn scaled(q: [i8; ACT_LEN], d: f32) -> Act {

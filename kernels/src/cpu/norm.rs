@@ -131,23 +131,31 @@ impl Kernel for RmsNorm<'_> {
         let (weights, weight_tail) = self.weight.as_chunks::<LANES>();
         let weight_tail = padded(weight_tail);
         for row in self.x.chunks_exact_mut(width) {
+            let scale = l.splat(rms_scale(l, row, self.eps));
             let (lines, tail) = row.as_chunks_mut::<LANES>();
-            let mut squares = l.splat(0.0);
-            for line in lines.iter() {
-                let x = l.load(line);
-                squares = l.mul_add(x, x, squares);
-            }
-            let mut last = padded(tail);
-            let x = l.load(&last);
-            let mean = l.sum(l.mul_add(x, x, squares)) / width as f32;
-            let scale = l.splat(1.0 / (mean + self.eps).sqrt());
             for (line, weight) in lines.iter_mut().zip(weights) {
                 l.store(l.mul(l.mul(l.load(line), scale), l.load(weight)), line);
             }
+            let mut last = padded(tail);
+            let x = l.load(&last);
             l.store(l.mul(l.mul(x, scale), l.load(&weight_tail)), &mut last);
             tail.copy_from_slice(&last[..tail.len()]);
         }
     }
+}
+
+/// What a norm multiplies a row by, before the weights.
+#[inline(always)]
+pub(crate) fn rms_scale<L: Lanes>(l: L, row: &[f32], eps: f32) -> f32 {
+    let (lines, tail) = row.as_chunks::<LANES>();
+    let mut squares = l.splat(0.0);
+    for line in lines {
+        let x = l.load(line);
+        squares = l.mul_add(x, x, squares);
+    }
+    let x = l.load(&padded(tail));
+    let mean = l.sum(l.mul_add(x, x, squares)) / row.len() as f32;
+    1.0 / (mean + eps).sqrt()
 }
 
 pub(crate) struct SiluMul<'a> {
@@ -180,7 +188,7 @@ impl Kernel for SiluMul<'_> {
 }
 
 #[inline(always)]
-fn silu<L: Lanes>(l: L, x: L::F) -> L::F {
+pub(crate) fn silu<L: Lanes>(l: L, x: L::F) -> L::F {
     let zero = l.splat(0.0);
     l.div(x, l.add(l.splat(1.0), exp(l, l.sub(zero, x))))
 }

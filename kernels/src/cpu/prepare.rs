@@ -1,15 +1,15 @@
 //! The inputs of products: normed, gated or taken as they are, and rounded to 8 bits, in one pass.
 //!
 //! A row goes from the hidden state to the blocks that products read without leaving the first
-//! cache: what a norm or a gate makes of it stands in a buffer of the thread, or in the dense
-//! rows where some matrix of the group wants floats. Rows are independent, so how they are shared
-//! out changes nothing.
+//! cache: what a norm or a gate makes of it stands in a small buffer, or in the dense rows where
+//! some matrix of the group wants floats. Rows are independent, so how they are shared out changes
+//! nothing.
 
 use super::act::{ACT_LEN, Act, Quantize};
 use super::error::{KernelError, check_len, checked_area};
 use super::isa::Isa;
-use super::lanes::{Inner, Kernel, Lanes, Reference, Within};
-use super::norm::{RmsNorm, SiluMul};
+use super::lanes::{Inner, Kernel, LANES, Lanes, Line, Reference, Within};
+use super::norm::{RmsNorm, SiluMul, rms_scale, silu};
 use super::pool::ThreadPool;
 use super::scratch::Scratch;
 use super::shared::SharedOut;
@@ -22,6 +22,9 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// Calls of fewer elements are not worth waking a thread for.
 const SERIAL_ELEMENTS: usize = 1 << 13;
+
+/// Columns that are computed before they are rounded: they stay in the first cache.
+const PART: usize = 16 * ACT_LEN;
 
 /// What a group of products is multiplied with: `[n][cols]`.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +54,23 @@ impl<'a> Input<'a> {
     pub(crate) fn rows(self) -> &'a [f32] {
         match self {
             Self::Rows(x) | Self::Normed { x, .. } | Self::Gated { gate: x, .. } => x,
+        }
+    }
+
+    /// One row.
+    fn row(self, row: usize, cols: usize) -> Self {
+        let of = |x: &'a [f32]| &x[row * cols..][..cols];
+        match self {
+            Self::Rows(x) => Self::Rows(of(x)),
+            Self::Normed { x, weight, eps } => Self::Normed {
+                x: of(x),
+                weight,
+                eps,
+            },
+            Self::Gated { gate, up } => Self::Gated {
+                gate: of(gate),
+                up: of(up),
+            },
         }
     }
 
@@ -97,7 +117,6 @@ pub(crate) fn prepare(
     let zero = bytemuck::Zeroable::zeroed();
     scratch.acts.resize(n * blocks, zero);
     scratch.dense.resize(n * dense_cols, 0.0);
-    scratch.lines.resize(pool.threads() * cols, 0.0);
     let fair = n.div_ceil(pool.threads() * TASKS_PER_THREAD);
     let task_rows = if n * cols < SERIAL_ELEMENTS {
         n
@@ -106,19 +125,15 @@ pub(crate) fn prepare(
     };
     let acts = SharedOut::new(&mut scratch.acts);
     let dense = SharedOut::new(&mut scratch.dense);
-    let lines = SharedOut::new(&mut scratch.lines);
-    pool.run_indexed(n.div_ceil(task_rows), &|task, thread| {
-        // SAFETY: a thread runs one task at a time, with its own buffer.
-        let line = unsafe { lines.part(thread * cols..(thread + 1) * cols) };
+    pool.run(n.div_ceil(task_rows), &|task| {
         for row in task * task_rows..((task + 1) * task_rows).min(n) {
             // SAFETY: each row belongs to one task.
             let acts = unsafe { acts.part(row * blocks..(row + 1) * blocks) };
             // SAFETY: each row belongs to one task.
             let dense = unsafe { dense.part(row * dense_cols..(row + 1) * dense_cols) };
             isa.run(PrepareRow {
-                input,
-                row,
-                line: if dense_wanted { dense } else { &mut *line },
+                input: input.row(row, cols),
+                dense,
                 acts,
             });
         }
@@ -128,9 +143,8 @@ pub(crate) fn prepare(
 /// One row.
 struct PrepareRow<'a> {
     input: Input<'a>,
-    row: usize,
-    /// Where the row is computed, `[cols]`.
-    line: &'a mut [f32],
+    /// `[cols]`, or empty.
+    dense: &'a mut [f32],
     /// `[cols / 32]`, or empty.
     acts: &'a mut [Act],
 }
@@ -139,44 +153,61 @@ impl Kernel for PrepareRow<'_> {
     type Output = ();
 
     fn scalar(self) {
-        self.body(Reference);
+        assert!(self.acts.is_empty(), "the scalar path has no tiles");
+        self.fill(Reference);
     }
 
     #[inline(always)]
     fn simd<L: Lanes>(self, l: L) {
-        self.body(Within(l));
+        if !self.dense.is_empty() {
+            return self.fill(Within(l));
+        }
+        match self.input {
+            Input::Rows(x) => Quantize { x, out: self.acts }.simd(l),
+            Input::Normed { x, weight, eps } => {
+                let scale = l.splat(rms_scale(l, x, eps));
+                let rows = x.chunks(PART).zip(weight.chunks(PART));
+                for ((x, weight), out) in rows.zip(self.acts.chunks_mut(PART / ACT_LEN)) {
+                    let mut part: [Line; PART / LANES] = [[0.0; LANES]; PART / LANES];
+                    let rows = x.as_chunks().0.iter().zip(weight.as_chunks().0);
+                    for ((x, weight), to) in rows.zip(&mut part) {
+                        l.store(l.mul(l.mul(l.load(x), scale), l.load(weight)), to);
+                    }
+                    let x = &part.as_flattened()[..x.len()];
+                    Quantize { x, out }.simd(l);
+                }
+            }
+            Input::Gated { gate, up } => {
+                let rows = gate.chunks(PART).zip(up.chunks(PART));
+                for ((gate, up), out) in rows.zip(self.acts.chunks_mut(PART / ACT_LEN)) {
+                    let mut part: [Line; PART / LANES] = [[0.0; LANES]; PART / LANES];
+                    let rows = gate.as_chunks().0.iter().zip(up.as_chunks().0);
+                    for ((gate, up), to) in rows.zip(&mut part) {
+                        l.store(l.mul(silu(l, l.load(gate)), l.load(up)), to);
+                    }
+                    let x = &part.as_flattened()[..gate.len()];
+                    Quantize { x, out }.simd(l);
+                }
+            }
+        }
     }
 }
 
 impl PrepareRow<'_> {
+    /// The dense row, and its blocks if they are wanted too.
     #[inline(always)]
-    fn body<I: Inner>(self, inner: I) {
-        let line = self.line;
-        let range = self.row * line.len()..(self.row + 1) * line.len();
-        let source = &self.input.rows()[range.clone()];
-        let x = match self.input {
-            Input::Rows(_) => source,
-            Input::Normed { weight, eps, .. } => {
-                line.copy_from_slice(source);
-                inner.inner(RmsNorm {
-                    x: &mut *line,
-                    weight,
-                    eps,
-                });
-                line
-            }
-            Input::Gated { up, .. } => {
-                line.copy_from_slice(source);
-                inner.inner(SiluMul {
-                    gate: &mut *line,
-                    up: &up[range],
-                });
-                line
-            }
-        };
-        if !self.acts.is_empty() {
-            let out = self.acts;
-            inner.inner(Quantize { x, out });
+    fn fill<I: Inner>(self, inner: I) {
+        let x = self.dense;
+        x.copy_from_slice(self.input.rows());
+        match self.input {
+            Input::Rows(_) => {}
+            Input::Normed { weight, eps, .. } => inner.inner(RmsNorm {
+                x: &mut *x,
+                weight,
+                eps,
+            }),
+            Input::Gated { up, .. } => inner.inner(SiluMul { gate: &mut *x, up }),
         }
+        inner.inner(Quantize { x, out: self.acts });
     }
 }

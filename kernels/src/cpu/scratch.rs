@@ -10,8 +10,6 @@ pub struct Scratch {
     pub(crate) acts: Vec<Act>,
     /// Rows of a product's input as floats, where they had to be computed.
     pub(crate) dense: Vec<f32>,
-    /// A row of each thread.
-    pub(crate) lines: Vec<f32>,
     /// Tasks of an attention call.
     pub(crate) tasks: Vec<Task>,
     /// Attention's buffers of each thread.
