@@ -24,6 +24,9 @@ const SCALAR_LANES: usize = 8;
 /// Tasks per thread: enough that a thread whose core is busy elsewhere holds nobody up.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Most bytes of weights of a task: of a large matrix the last tasks are not long either.
+const TASK_BYTES: usize = 256 << 10;
+
 /// Products that share one run.
 const GROUP: usize = 4;
 
@@ -120,6 +123,8 @@ fn tiled_products(
     inputs: Inputs<'_>,
 ) -> Result<(), KernelError> {
     for group in products.chunks_mut(GROUP) {
+        let tiled = group.iter().filter_map(|product| product.matrix.tiles());
+        let most_bytes = tiled.map(Tiles::bytes).max().unwrap_or(0);
         let area: usize = group
             .iter()
             .filter(|product| product.matrix.tiles().is_some())
@@ -131,7 +136,7 @@ fn tiled_products(
         let parts = if area * inputs.n < SERIAL_MACS {
             1
         } else {
-            pool.threads() * TASKS_PER_THREAD
+            (pool.threads() * TASKS_PER_THREAD).max(most_bytes / TASK_BYTES)
         };
         let count = group.len();
         let mut group = group.iter_mut();

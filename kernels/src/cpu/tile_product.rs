@@ -12,8 +12,9 @@ use super::lanes::{Kernel, Lanes};
 use super::shared::SharedOut;
 use super::tiles::Tiles;
 
-/// Rows of `x` between two passes over a task's tiles, so that they stay in the L2 cache.
-const PANEL_ROWS: usize = 64;
+/// Rows of `x` between two passes over a task's tiles: with a tile they fit the first cache, or
+/// come from the second.
+const PANEL_ROWS: usize = 32;
 
 /// How far ahead of the units in use the next ones are asked for, in bytes.
 const PREFETCH_AHEAD: usize = 4096;
