@@ -16,7 +16,8 @@
 //!  share     pages others computed        -> leased; own pages and promises they replace go back
 //!  close     own, rest -> released; lease -> ended. Takes `self`: the one way out.
 //! ```
-//! Invariants: `table = pages(lease) ++ coming ++ own.ids()`; complete pages are never written again.
+//! Invariants: `table = pages(lease) ++ coming ++ own.ids()`; complete pages are never written
+//! again.
 
 use rootstock_memory::{CopyPlan, Nanos, PageId, Pages, ReplicaId, Reservation, StepId, TierId};
 use rootstock_radix::{Fate, Hints, Key, Lease, PrefixCache, Short, SpanMeta, Token};

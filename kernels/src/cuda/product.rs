@@ -1,8 +1,8 @@
 //! Products with weight matrices: which kernel, or whether the library.
 //!
-//! Quantized weights stay in the file's blocks. Few tokens: a warp has two rows of weights and reads them once. Many: tensor cores, in an order
-//! of summation of their own, so only where [`Numerics::Fast`] allows it; from some number on by
-//! [`ProductLibrary`], where there is one.
+//! Quantized weights stay in the file's blocks. Few tokens: a warp has two rows of weights and
+//! reads them once. Many: tensor cores, in an order of summation of their own, so only where
+//! [`Numerics::Fast`] allows it; from some number on by [`ProductLibrary`], where there is one.
 
 use super::args;
 use super::attention::{at_least, blocks, within};
