@@ -298,7 +298,9 @@ impl PagePool {
         assert!(highest <= self.total, "reserved pages are not in use");
         ids.extend((self.highest + 1..=highest).map(PageId::new));
         self.highest = highest;
-        self.out.set_each(&ids);
+        for &id in &ids {
+            self.out.set(id);
+        }
         Pages {
             tier: self.tier,
             ids,
@@ -374,7 +376,7 @@ impl PagePool {
 
     /// Whether page `id` is acquired and not given back.
     pub fn is_out(&self, id: PageId) -> bool {
-        self.out.has(id.index())
+        self.out.has(id)
     }
 
     /// Recounts everything.
@@ -390,17 +392,19 @@ impl PagePool {
             if *id == PageId::SCRATCH || id.get() > self.highest {
                 return bad(format!("page {} was never handed out", id.get()));
             }
-            if listed.has(id.index()) {
+            if listed.has(*id) {
                 return bad(format!("page {} is listed twice", id.get()));
             }
-            listed.set(id.index());
+            listed.set(*id);
         }
-        let is_out = |at: u32| at > 0 && at <= self.highest && !listed.has(at as usize);
-        if let Some(at) = (0..=self.total).find(|&at| is_out(at) != self.out.has(at as usize)) {
+        let is_out = |id: PageId| (1..=self.highest).contains(&id.get()) && !listed.has(id);
+        let mut ids = (0..=self.total).map(PageId::new);
+        if let Some(id) = ids.find(|&id| is_out(id) != self.out.has(id)) {
             return bad(format!(
-                "page {at} is out: {}, listed as free or waiting: {}",
-                self.out.has(at as usize),
-                listed.has(at as usize)
+                "page {} is out: {}, listed as free or waiting: {}",
+                id.get(),
+                self.out.has(id),
+                listed.has(id)
             ));
         }
         let waiting: usize = self.waiting.values().map(Vec::len).sum();
@@ -422,16 +426,17 @@ impl PagePool {
 
     /// Pages that are out are so no more and go to `to`; one that is not out is counted.
     fn take_back(&mut self, ids: &[PageId], to: &mut Vec<PageId>) {
-        let (tier, strays) = (self.tier, &mut self.stray_releases);
-        self.out.clear_each(ids, |id, was_out| {
-            let number = id.get();
+        to.reserve(ids.len());
+        for &id in ids {
+            let (number, tier) = (id.get(), self.tier);
+            let was_out = self.out.take(id);
             debug_assert!(was_out, "page {number} of {tier:?} is released but not out");
             if was_out {
                 to.push(id);
             } else {
-                *strays += 1;
+                self.stray_releases += 1;
             }
-        });
+        }
     }
 }
 
@@ -444,37 +449,23 @@ impl Bits {
         Self(vec![0; len.div_ceil(64)])
     }
 
-    fn has(&self, at: usize) -> bool {
-        self.0
-            .get(at / 64)
-            .is_some_and(|word| word >> (at % 64) & 1 == 1)
+    fn has(&self, id: PageId) -> bool {
+        let word = self.0.get(word_of(id));
+        word.is_some_and(|word| word & bit_of(id) != 0)
     }
 
-    fn set(&mut self, at: usize) {
-        self.0[at / 64] |= 1 << (at % 64);
+    fn set(&mut self, id: PageId) {
+        self.0[word_of(id)] |= bit_of(id);
     }
 
-    /// Pages lie in runs: each word is written once for all in a row that it holds.
-    fn set_each(&mut self, ids: &[PageId]) {
-        for run in ids.chunk_by(|one, next| word_of(*one) == word_of(*next)) {
-            let bits = run.iter().fold(0, |bits, id| bits | bit_of(*id));
-            self.0[word_of(run[0])] |= bits;
-        }
-    }
-
-    /// Clears those of pages, and tells of each whether it was set.
-    fn clear_each(&mut self, ids: &[PageId], mut tell: impl FnMut(PageId, bool)) {
-        for run in ids.chunk_by(|one, next| word_of(*one) == word_of(*next)) {
-            let word = self.0.get_mut(word_of(run[0]));
-            let mut bits = word.as_ref().map_or(0, |word| **word);
-            for &id in run {
-                tell(id, bits & bit_of(id) != 0);
-                bits &= !bit_of(id);
-            }
-            if let Some(word) = word {
-                *word = bits;
-            }
-        }
+    /// Clears the bit of a page; whether it was set.
+    fn take(&mut self, id: PageId) -> bool {
+        let Some(word) = self.0.get_mut(word_of(id)) else {
+            return false;
+        };
+        let was_set = *word & bit_of(id) != 0;
+        *word &= !bit_of(id);
+        was_set
     }
 }
 
