@@ -219,15 +219,6 @@ impl Tree {
         }
     }
 
-    /// Hash of a prefix that continues one of hash `chain` by a page.
-    pub(crate) fn chain(&self, chain: u64, page: &[Token]) -> u64 {
-        match &self.hashing {
-            Hashing::Seeded(state) => state.hash_one((chain, page)),
-            #[cfg(test)]
-            Hashing::Constant => 7,
-        }
-    }
-
     /// A root without edge.
     pub(crate) fn add_root(&mut self) -> u32 {
         self.roots += 1;

@@ -9,13 +9,15 @@
 //! arrivals go, so that some programs stay whole.
 //!
 //! The parts know nothing of each other: [`ages`] bins of time, [`class`] what is told apart,
-//! [`worth`] what is learned, [`shelf`] the lists of what can go, [`samples`] the watched pages,
-//! [`rivals`] the duel with least recently used, [`curve`] the hits at other capacities.
+//! [`worth`] what is learned, [`ranks`] the order that follows, [`shelf`] the lists of what can go,
+//! [`samples`] the watched pages, [`rivals`] the duel with least recently used, [`curve`] the hits
+//! at other capacities.
 
 mod ages;
 pub(crate) mod branch;
 mod class;
 mod curve;
+mod ranks;
 mod rivals;
 mod samples;
 mod shelf;
@@ -25,20 +27,25 @@ pub use curve::{CurvePoint, HitCurve};
 pub use rivals::Duel;
 
 pub(crate) use class::{Group, Mark, Said};
-pub(crate) use shelf::{Ranks, Shelf};
+pub(crate) use shelf::Shelf;
 
 use crate::node::Node;
 use crate::tree::Tree;
 use class::Stay;
 use curve::Curve;
+use ranks::Ranks;
 use rivals::{EIGHTHS, Held, Rivals};
 use rootstock_memory::Nanos;
 use samples::{Samples, Seen};
 use std::sync::Arc;
 use worth::Worth;
 
-/// Pages of the cache that are watched, at most.
-const WATCHED: u32 = 2048;
+/// Pages of the cache that are watched, at most: enough to learn from.
+const WATCHED: u32 = 1024;
+
+/// Of these, those that are followed through caches of other sizes and in the duel, at most. Each
+/// use of one costs as much as ten of those that are watched and no more.
+const FOLLOWED: u32 = 256;
 
 /// Watched pages that are known, cached or not. For a small cache too, so that it learns of ages
 /// that it never reaches.
@@ -78,8 +85,9 @@ struct Idle {
 #[derive(Debug)]
 pub(crate) struct Agent {
     pages: u32,
-    /// One watched page stands for `2^shift`.
+    /// One watched page stands for `2^shift`, and one that is followed for `2^follow_shift`.
     shift: u32,
+    follow_shift: u32,
     now: Nanos,
     samples: Samples,
     /// By watched page; `None` for those that a request uses.
@@ -99,19 +107,21 @@ pub(crate) struct Agent {
 impl Agent {
     /// For a cache of `pages` on all tiers.
     pub(crate) fn new(pages: u32) -> Self {
-        let shift = pages.div_ceil(WATCHED).next_power_of_two().ilog2();
-        let watched = (pages >> shift).max(1);
+        let shift_to = |most: u32| pages.div_ceil(most).next_power_of_two().ilog2();
+        let (shift, follow_shift) = (shift_to(WATCHED), shift_to(FOLLOWED));
+        let followed = (pages >> follow_shift).max(1);
         let worth = Worth::new();
         Self {
             pages,
             shift,
+            follow_shift,
             now: 0,
-            samples: Samples::new(shift, KNOWN),
+            samples: Samples::new(shift, follow_shift, KNOWN),
             idle: Vec::new(),
-            curve: Curve::new(watched, worth.first_ranks()),
+            curve: Curve::new(followed, worth.first_ranks()),
             learned: worth.first_ranks(),
             worth,
-            rivals: Rivals::new(watched),
+            rivals: Rivals::new(followed),
             memos: Vec::new(),
             ended: 0,
             learn_after: LEARN_FIRST,
@@ -146,9 +156,10 @@ impl Agent {
         let mut chain = self.chain(tree, at, first);
         let page_tokens = tree.page_tokens();
         let edge = tree.tokens_from(node, first - node.depth);
-        for (depth, page) in (first..).zip(edge.chunks_exact(page_tokens)) {
-            chain = tree.chain(chain, page);
-            match self.samples.put(at, depth, chain) {
+        let (mut pages, mut depth) = (edge.chunks_exact(page_tokens), first);
+        while let Some(count) = self.samples.next(&mut chain, &mut pages) {
+            depth += count;
+            match self.samples.put(at, depth - 1, chain) {
                 Seen::Not => {}
                 Seen::New(sample) => self.use_sample(sample, false),
                 Seen::Again(sample, uses) => {
@@ -158,6 +169,7 @@ impl Agent {
                 }
             }
         }
+        self.forget_spare();
         let memo = self.memo(at);
         (memo.chain, memo.chained) = (chain, end);
         if first == node.depth {
@@ -205,9 +217,11 @@ impl Agent {
         while let Some(sample) = next {
             if self.idle_of(sample).is_none() {
                 self.samples.set_uses(sample, uses);
-                self.rivals.touch(sample);
-                self.curve.settle(sample, mark, node.priority);
                 self.watch(sample, mark);
+                if self.samples.is_followed(sample) {
+                    self.rivals.touch(sample);
+                    self.curve.settle(sample, mark, node.priority);
+                }
             }
             next = self.samples.after(sample);
         }
@@ -284,7 +298,7 @@ impl Agent {
 
     /// The curve, given the tokens that were asked for and found, and those of a page.
     pub(crate) fn curve(&self, lookup_tokens: u64, hit_tokens: u64, page_tokens: u32) -> HitCurve {
-        let tokens = u64::from(page_tokens) << self.shift;
+        let tokens = u64::from(page_tokens) << self.follow_shift;
         let policy = self.curve.hits();
         let real = curve::at_real(&policy);
         let (lru, found) = self.rivals.hits();
@@ -305,14 +319,19 @@ impl Agent {
 
     /// A request uses a watched page, which it found or has computed.
     fn use_sample(&mut self, sample: u32, found: bool) {
-        if let Some(stay) = self.wake(sample) {
+        let stay = self.wake(sample);
+        if let Some(stay) = stay {
             self.worth.leave(stay, true);
-            let by_policy = self.curve.score(sample);
-            self.changed |= self.rivals.score(sample, Held { found, by_policy });
         }
         let Self { curve, samples, .. } = self;
+        if !samples.is_followed(sample) {
+            return;
+        }
+        if stay.is_some() {
+            let by_policy = curve.score(sample);
+            self.changed |= self.rivals.score(sample, Held { found, by_policy });
+        }
         curve.hold(sample, |gone| samples.spare(gone));
-        self.forget_spare();
     }
 
     /// The watched page is idle no longer; where it was meanwhile.
@@ -334,7 +353,7 @@ impl Agent {
         self.idle[at] = Some(Idle { mark, first });
     }
 
-    /// Forgets watched pages that no capacity would hold, when too many are known.
+    /// Forgets watched pages that nothing asks for, when too many are known.
     fn forget_spare(&mut self) {
         while let Some(sample) = self.samples.forget() {
             if let Some(stay) = self.wake(sample) {
@@ -353,7 +372,8 @@ impl Agent {
         &mut self.memos[at]
     }
 
-    /// The hash of the prefix of `at` up to `page`, from the nearest page where it is known.
+    /// The hash of the prefix of `at` up to `page`, from the nearest page where it is known: that
+    /// of a memo, or of a watched page.
     fn chain(&mut self, tree: &Tree, at: u32, page: u32) -> u64 {
         let mut path = vec![];
         let (mut from, mut end) = (at, page);
@@ -366,19 +386,20 @@ impl Agent {
             if memo.chained == end && end > node.depth {
                 break memo.chain;
             }
-            path.push((from, end));
+            if let Some((hash, watched)) = self.samples.last_before(from, end) {
+                path.push((from, watched, end));
+                break hash;
+            }
+            path.push((from, node.depth, end));
             (from, end) = (node.parent, node.depth);
         };
         let page_tokens = tree.page_tokens();
-        for (at, end) in path.into_iter().rev() {
+        for (at, start, end) in path.into_iter().rev() {
             let node = tree.node(at);
-            let pages = (end - node.depth) as usize;
-            for page in node
-                .edge
-                .tokens(0..pages * page_tokens)
-                .chunks_exact(page_tokens)
-            {
-                chain = tree.chain(chain, page);
+            let pages = |depth: u32| (depth - node.depth) as usize * page_tokens;
+            let tokens = node.edge.tokens(pages(start)..pages(end));
+            for page in tokens.chunks_exact(page_tokens) {
+                chain = samples::chain(chain, page);
             }
             if end == node.end() {
                 let memo = self.memo(at);

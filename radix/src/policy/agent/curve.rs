@@ -10,9 +10,12 @@
 //! that every request uses: so only differences to the real capacity are estimated, and added to
 //! what the cache has really found.
 
-use super::class::Mark;
+use super::class::{CELLS, Mark};
+use super::ranks::Ranks;
 use super::rivals::{EIGHTHS, REAL};
-use super::shelf::{Detail, Ranks, Shelf};
+use super::shelf::{Detail, Shelf};
+use crate::node::NIL;
+use crate::tree::narrow;
 use rootstock_memory::Nanos;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -26,6 +29,9 @@ const _: () = assert!(OUTSIDE as usize == SIZES);
 
 /// Priorities below 0, 0, and above.
 const IMPORTANCES: u8 = 3;
+
+/// A level for each capacity and importance.
+const LEVELS: u8 = OUTSIDE * IMPORTANCES;
 
 /// Expected hits over capacity, as counters since the cache was made.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -49,6 +55,51 @@ pub struct CurvePoint {
     pub lru_hit_tokens: u64,
 }
 
+/// Who goes first of each level, and the order of these: by importance, then by worth.
+struct Firsts {
+    keys: [u32; LEVELS as usize],
+    all: [u32; LEVELS as usize],
+}
+
+/// The key of a level that holds nothing.
+const EMPTY: u32 = u32::MAX;
+
+impl Firsts {
+    fn new(shelf: &mut Shelf) -> Self {
+        let mut firsts = Self {
+            keys: [EMPTY; LEVELS as usize],
+            all: [NIL; LEVELS as usize],
+        };
+        for (level, place, at) in shelf.firsts() {
+            let level = u8::try_from(level).expect("levels are few");
+            firsts.set(level, Some((place, at)));
+        }
+        firsts
+    }
+
+    /// A level has changed.
+    fn look(&mut self, shelf: &Shelf, level: u8) {
+        self.set(level, shelf.first_of(level.into()));
+    }
+
+    fn set(&mut self, level: u8, first: Option<(usize, u32)>) {
+        let importance = usize::from(level % IMPORTANCES);
+        let key = |place| narrow((importance * CELLS + place) * usize::from(LEVELS));
+        let (key, at) = first.map_or((EMPTY, NIL), |(place, at)| {
+            (key(place) + u32::from(level), at)
+        });
+        (self.keys[usize::from(level)], self.all[usize::from(level)]) = (key, at);
+    }
+
+    /// Who goes first of what a capacity holds, and its level.
+    fn of_capacity(&self, size: u8) -> Option<(u8, u32)> {
+        let held = &self.keys[..usize::from((size + 1) * IMPORTANCES)];
+        let first = held.iter().fold(EMPTY, |first, &key| first.min(key));
+        let level = u8::try_from(first % u32::from(LEVELS)).expect("levels are few");
+        (first != EMPTY).then(|| (level, self.all[usize::from(level)]))
+    }
+}
+
 /// All capacities.
 #[derive(Debug)]
 pub(crate) struct Curve {
@@ -68,7 +119,7 @@ impl Curve {
     pub(crate) fn new(pages: u32, ranks: Arc<Ranks>) -> Self {
         let room = |eighths: u32| (pages.saturating_mul(eighths) / 8).max(1);
         let detail = Detail {
-            levels_max: SIZES * usize::from(IMPORTANCES),
+            levels_max: LEVELS.into(),
             looks: 1,
         };
         Self {
@@ -161,37 +212,33 @@ impl Curve {
 
     /// Lets go what is too much, the smallest capacity first.
     fn shrink(&mut self, mut gone: impl FnMut(u32)) {
+        let mut sizes = self.held.iter().zip(self.rooms);
+        if sizes.all(|(&held, room)| held <= room) {
+            return;
+        }
+        let mut firsts = Firsts::new(&mut self.shelf);
         for size in 0..OUTSIDE {
             let (at_size, next) = (usize::from(size), size + 1);
             while self.held[at_size] > self.rooms[at_size] {
-                let Some((least, importance, at)) = self.first(size) else {
+                let Some((level, at)) = firsts.of_capacity(size) else {
                     break;
                 };
+                let (least, importance) = (level / IMPORTANCES, level % IMPORTANCES);
                 self.shelf.remove(at);
                 for held in &mut self.held[usize::from(least)..=at_size] {
                     *held -= 1;
                 }
                 self.least[at as usize] = next;
+                firsts.look(&self.shelf, level);
                 if next == OUTSIDE {
                     gone(at);
                 } else {
-                    self.shelf.insert(at, level(next, importance), 0);
+                    let below = next * IMPORTANCES + importance;
+                    self.shelf.insert(at, below.into(), 0);
+                    firsts.look(&self.shelf, below);
                 }
             }
         }
-    }
-
-    /// Who goes first at a capacity, the least one that holds it, and its importance.
-    fn first(&mut self, size: u8) -> Option<(u8, i32, u32)> {
-        let importances = i32::from(IMPORTANCES);
-        let firsts = self.shelf.firsts().map(|(level, place, at)| {
-            let (least, importance) = (level / importances, level % importances);
-            (importance, place, least, at)
-        });
-        let held = firsts.filter(|&(_, _, least, _)| least <= i32::from(size));
-        let (importance, _, least, at) = held.min()?;
-        let least = u8::try_from(least).expect("levels are those of capacities");
-        Some((least, importance - 1, at))
     }
 
     /// What contradicts itself, given whether a page is known and whether nobody uses it.

@@ -4,10 +4,16 @@
 //! asks for are forgotten, the oldest first. So reuse is learned at ages that the cache itself
 //! does not reach, in bounded memory. Where a page is in the tree its node lists it; only pages
 //! that are computed are ever hashed.
+//!
+//! A share of the watched pages is followed: through caches of other sizes, which costs many times
+//! what watching does.
 
+use crate::Token;
 use crate::node::NIL;
 use crate::order::List;
 use crate::table::ChildTable;
+use crate::tree::narrow;
+use std::slice::ChunksExact;
 
 /// A watched page.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +26,64 @@ struct Sample {
     /// The next one of that node, which is less deep.
     next: u32,
     uses: u32,
+}
+
+/// Hash of a prefix that continues one of hash `chain` by a page. It tells prefixes apart for
+/// counting and for nothing else: where two share it, one is not watched.
+#[inline]
+pub(crate) fn chain(mut chain: u64, page: &[Token]) -> u64 {
+    // Pages of the usual size take no loop.
+    if let Ok(block) = page.try_into() {
+        return chain_block(chain, block);
+    }
+    let (blocks, rest) = page.as_chunks();
+    for block in blocks {
+        chain = chain_block(chain, block);
+    }
+    for &token in rest {
+        chain = fold(chain.rotate_left(31) ^ u64::from(token));
+    }
+    chain
+}
+
+/// A sum of products has no order, so that it is computed side by side.
+#[inline]
+fn chain_block(chain: u64, block: &[Token; 2 * HALF]) -> u64 {
+    let mut sum = 0_u64;
+    for at in 0..HALF {
+        let [one, other] = [at, HALF + at].map(|at| block[at].wrapping_add(KEYS[at]));
+        sum = sum.wrapping_add(u64::from(one) * u64::from(other));
+    }
+    fold(chain.rotate_left(31) ^ sum)
+}
+
+/// Half of the tokens that are hashed at a time.
+const HALF: usize = 8;
+
+/// What tells the places of tokens apart.
+const KEYS: [u32; 2 * HALF] = [
+    0x29c4_e5a1,
+    0x8f3d_61b7,
+    0xa36c_58f3,
+    0xd1b9_4e07,
+    0xf17b_2d8d,
+    0x6a09_c3e5,
+    0x51d2_9b43,
+    0xb865_3f1d,
+    0x7e90_a4c9,
+    0x3b17_d06b,
+    0xc48a_72e5,
+    0x964f_1b83,
+    0x0d5e_c72f,
+    0xe3a1_8659,
+    0x47bc_03d1,
+    0x9812_ef77,
+];
+
+/// Both halves of a product with a number that has no pattern, as one.
+fn fold(sum: u64) -> u64 {
+    let (low, high) = sum.carrying_mul(0x6a09_c3e5_f17b_2d8d, 0);
+    low ^ high
 }
 
 /// All watched pages.
@@ -35,6 +99,8 @@ pub(crate) struct Samples {
     known_max: usize,
     /// Hashes of watched pages have these bits 0.
     mask: u64,
+    /// And those of followed pages these.
+    follow_mask: u64,
 }
 
 /// What became of a page that was computed.
@@ -49,8 +115,9 @@ pub(crate) enum Seen {
 }
 
 impl Samples {
-    /// Watches one of `2^shift` pages; above `known_max` the spare ones are forgotten.
-    pub(crate) fn new(shift: u32, known_max: usize) -> Self {
+    /// Watches one of `2^shift` pages and follows one of `2^follow_shift`; above `known_max` the
+    /// spare ones are forgotten.
+    pub(crate) fn new(shift: u32, follow_shift: u32, known_max: usize) -> Self {
         Self {
             all: Vec::new(),
             free: Vec::new(),
@@ -59,7 +126,25 @@ impl Samples {
             spares: List::default(),
             known_max,
             mask: (1 << shift) - 1,
+            follow_mask: (1 << follow_shift) - 1,
         }
+    }
+
+    /// Goes on with `chain` over pages up to the next one that is watched; how many those are.
+    #[inline(never)]
+    pub(crate) fn next(&self, chain: &mut u64, pages: &mut ChunksExact<'_, Token>) -> Option<u32> {
+        let (before, mask, mut hash) = (pages.len(), self.mask, *chain);
+        let found = pages.by_ref().any(|page| {
+            hash = self::chain(hash, page);
+            hash & mask == 0
+        });
+        *chain = hash;
+        found.then(|| narrow(before - pages.len()))
+    }
+
+    /// Whether a watched page is one of those that are followed.
+    pub(crate) fn is_followed(&self, at: u32) -> bool {
+        self.all[at as usize].hash & self.follow_mask == 0
     }
 
     /// The page of `hash` at `depth` was put into `node`, in whose edge it is the last so far.
@@ -103,6 +188,14 @@ impl Samples {
         Some(self.all[at as usize].next).filter(|&next| next != NIL)
     }
 
+    /// The deepest watched page of a node before page `end` of the prefix: its hash, and the page
+    /// after it.
+    pub(crate) fn last_before(&self, node: u32, end: u32) -> Option<(u64, u32)> {
+        let mut all = self.of(node).map(|at| &self.all[at as usize]);
+        let found = all.find(|sample| sample.depth < end)?;
+        Some((found.hash, found.depth + 1))
+    }
+
     /// A page counts `uses` now.
     pub(crate) fn set_uses(&mut self, at: u32, uses: u32) {
         self.all[at as usize].uses = uses;
@@ -127,7 +220,8 @@ impl Samples {
         }
     }
 
-    /// The pages of `node` from `keep` on are gone; `is_spare` says what nothing else asks for.
+    /// The pages of `node` from `keep` on are gone; `is_spare` says of those that are followed what
+    /// nothing else asks for.
     pub(crate) fn evict(&mut self, node: u32, keep: u32, is_spare: impl Fn(u32) -> bool) {
         if self.firsts.len() <= node as usize {
             return;
@@ -137,7 +231,7 @@ impl Samples {
             let sample = &mut self.all[at as usize];
             sample.node = NIL;
             let next = std::mem::replace(&mut sample.next, NIL);
-            if is_spare(at) {
+            if !self.is_followed(at) || is_spare(at) {
                 self.spare(at);
             }
             at = next;
@@ -178,7 +272,7 @@ impl Samples {
             at
         } else {
             self.all.push(sample);
-            crate::tree::narrow(self.all.len() - 1)
+            narrow(self.all.len() - 1)
         };
         self.table.insert(hash, at);
         at
@@ -225,9 +319,43 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_token_of_a_page_and_its_place_count() {
+        for page_tokens in [1, 4, 16, 40] {
+            let page: Vec<Token> = (100..).take(page_tokens).collect();
+            let mut seen = std::collections::BTreeSet::from([chain(1, &page), chain(2, &page)]);
+            for at in 0..page_tokens {
+                let mut other = page.clone();
+                other[at] += 1;
+                seen.insert(chain(1, &other));
+                other[at] -= 1;
+                other.swap(at, 0);
+                seen.insert(chain(1, &other));
+            }
+            assert_eq!(seen.len(), 2 * page_tokens + 1, "pages of {page_tokens}");
+        }
+    }
+
+    #[test]
+    fn one_of_so_many_is_watched_and_of_these_one_of_so_many_is_followed() {
+        let mut samples = Samples::new(3, 5, 1 << 20);
+        let tokens: Vec<Token> = (0..16 << 14).collect();
+        let (mut pages, mut hash, mut depth) = (tokens.chunks_exact(16), 1, 0);
+        while let Some(count) = samples.next(&mut hash, &mut pages) {
+            depth += count;
+            assert!(matches!(samples.put(0, depth - 1, hash), Seen::New(_)));
+            assert_eq!(samples.last_before(0, depth), Some((hash, depth)));
+        }
+        let watched = samples.of(0).count();
+        assert!((1950..2150).contains(&watched), "{watched} of 16,384");
+        let followed = samples.of(0).filter(|&at| samples.is_followed(at));
+        let followed = followed.count();
+        assert!((450..575).contains(&followed), "{followed} of 16,384");
+    }
+
+    #[test]
     fn of_too_many_pages_the_one_that_is_spare_for_longest_is_forgotten_first() {
         const LEFT: [u32; 10] = [3, 7, 1, 9, 0, 5, 2, 8, 6, 4];
-        let mut samples = Samples::new(0, 4);
+        let mut samples = Samples::new(0, 0, 4);
         for node in 0..10 {
             assert_eq!(samples.put(node, 0, node.into()), Seen::New(node));
         }

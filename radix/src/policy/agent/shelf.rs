@@ -12,6 +12,7 @@
 
 use super::ages::{self, BINS};
 use super::class::{CELLS, CLASSES, Mark};
+use super::ranks::Ranks;
 use crate::node::NIL;
 use rootstock_memory::Nanos;
 use std::sync::Arc;
@@ -36,32 +37,6 @@ const WORDS: usize = CELLS / 64;
 
 const _: () = assert!(CLASSES <= 128 && WORDS <= 128, "a bit for each");
 const _: () = assert!(BINS <= 64, "a bit for each bin");
-
-/// Cells in order of worth, the least first.
-#[derive(Debug)]
-pub(crate) struct Ranks {
-    order: Box<[u16]>,
-    /// The place of each cell.
-    places: Box<[u16]>,
-}
-
-impl Ranks {
-    /// `order` has each cell once.
-    pub(crate) fn new(order: Vec<u16>) -> Arc<Self> {
-        let mut places = vec![0; CELLS].into_boxed_slice();
-        for (place, &cell) in (0..).zip(&order) {
-            places[usize::from(cell)] = place;
-        }
-        let order = order.into();
-        Arc::new(Self { order, places })
-    }
-
-    /// For tests of what makes an order.
-    #[cfg(test)]
-    pub(crate) const fn order(&self) -> &[u16] {
-        &self.order
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -220,14 +195,22 @@ impl Shelf {
         assert!(!self.holds(at), "{at} is on a list already");
         let item = &mut self.items[at as usize];
         item.stamp = stamp;
-        let (origin, cell) = (item.mark.origin, item.mark.cell(self.now));
+        let (origin, cell) = match self.ranks.is_recency {
+            true => (0, ages::bin(self.now, item.mark.origin.min(self.now))),
+            false => (item.mark.origin, item.mark.cell(self.now)),
+        };
         let slot = self.slot_for(priority);
         let head = head_of(slot, cell);
         let Link { prev: last, next } = self.link(head);
         // A parent is as old as the child that went before it: it comes next.
         let in_front = next != head && {
             let first = &self.items[next as usize];
-            (origin, stamp) <= (first.mark.origin, first.stamp)
+            let first_origin = if self.ranks.is_recency {
+                0
+            } else {
+                first.mark.origin
+            };
+            (origin, stamp) <= (first_origin, first.stamp)
         };
         let (prev, next) = if in_front { (head, next) } else { (last, head) };
         self.items[at as usize].link = Link { prev, next };
@@ -278,6 +261,13 @@ impl Shelf {
             let place = level.first()?;
             Some((level.priority, place, self.front(usize::from(slot), place)))
         })
+    }
+
+    /// Who goes first of one priority, as [`Self::firsts`] last found things to lie, and its place.
+    pub(crate) fn first_of(&self, priority: i32) -> Option<(usize, u32)> {
+        let slot = usize::from(self.ranked[self.find(priority).ok()?]);
+        let place = self.levels[slot].first()?;
+        Some((place, self.front(slot, place)))
     }
 
     fn front(&self, slot: usize, place: usize) -> u32 {
@@ -566,6 +556,24 @@ mod tests {
                 assert_eq!(cell(&shelf, at), shelf.mark_of(at).cell(now), "{at}");
             }
         }
+    }
+
+    /// Also where no time passes, and for what says that it comes back later.
+    #[test]
+    fn where_recency_rules_the_last_use_alone_decides() {
+        let mut shelf = shelf();
+        shelf.reorder(&Worth::by_age());
+        shelf.set_now(SECOND);
+        let groups = [Group::Shared, Group::Due, Group::Plain, Group::Final];
+        for (at, group) in (0..).zip(groups.into_iter().cycle().take(40)) {
+            let origin = if group == Group::Due {
+                9 * SECOND
+            } else {
+                SECOND
+            };
+            put(&mut shelf, at, 0, group, origin);
+        }
+        assert!(drain(&mut shelf).into_iter().eq(0..40));
     }
 
     #[test]

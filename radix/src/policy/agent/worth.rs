@@ -12,7 +12,7 @@
 
 use super::ages::{self, BINS, ORIGIN};
 use super::class::{CELLS, CLASSES, Stay, USES, is_due, is_given_up};
-use super::shelf::Ranks;
+use super::ranks::Ranks;
 use std::sync::Arc;
 
 /// Pages' worth of doubt about a group.
@@ -137,11 +137,12 @@ impl Worth {
         Ranks::new(order.map(|(_, _, cell)| cell).collect())
     }
 
-    /// The order of recency, as far as bins tell it.
+    /// The order of recency, as far as bins tell it; what comes in from then on is not told apart
+    /// by class, so that among it the order is exactly that.
     pub(crate) fn by_age() -> Arc<Ranks> {
         let mut order: Vec<u16> = (0..).take(CELLS).collect();
         order.sort_by_key(|&cell| (BINS - usize::from(cell) % BINS, cell));
-        Ranks::new(order)
+        Ranks::of_recency(order)
     }
 
     /// The cells of some classes, in order.
