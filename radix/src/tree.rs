@@ -358,6 +358,7 @@ impl Tree {
     }
 
     /// Takes those that are gone out of the table.
+    #[cold]
     fn bury(&mut self) {
         self.table.fetch(self.gone.iter().map(|one| one.0));
         for (hash, at) in self.gone.drain(..) {
@@ -379,7 +380,9 @@ impl Tree {
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         node.generation = self.generation;
         // An index is used again only when nothing names the node before.
-        self.bury();
+        if !self.gone.is_empty() {
+            self.bury();
+        }
         if self.nodes.len() == self.nodes.capacity() {
             self.nodes.reserve_exact(self.nodes.len() / GROWTH + 8);
         }
