@@ -523,8 +523,8 @@ fn numerics_id(
         (Numerics::Fast, Some(library)) => format!("fast-lt{}", library.version()),
     };
     let dtype = config.kv_format.name();
-    // 2: quantized weights are read as they are, not as F16.
-    format!("cuda2-sm{major}{minor}-{mode}/kv-{dtype}")
+    // 3: all quantized weights are read as they are, none as F16.
+    format!("cuda3-sm{major}{minor}-{mode}/kv-{dtype}")
 }
 
 /// The pages of a model on a device.

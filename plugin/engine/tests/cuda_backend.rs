@@ -333,7 +333,7 @@ fn pages_of_eight_bits_come_back_from_host_as_they_went() {
         };
         let service = Service::start(&tiny::file("llama"), with(DeviceChoice::Cuda(0))).unwrap();
         let numerics = &service.model_info().numerics_id;
-        assert_eq!(*numerics, format!("cuda2-sm80-fast-lt120900/kv-{name}"));
+        assert_eq!(*numerics, format!("cuda3-sm80-fast-lt120900/kv-{name}"));
         let texts: Vec<_> = (1..10)
             .map(|seed| ask(&service, Submission::new(prompt(seed, 17 + seed), 4)).0)
             .collect();
@@ -365,7 +365,7 @@ fn auto_takes_the_devices_and_each_replica_has_its_own() {
     // The mock has two devices.
     assert_eq!(
         numerics(DeviceChoice::Auto, 2).unwrap(),
-        "cuda2-sm80-fast-lt120900/kv-f32"
+        "cuda3-sm80-fast-lt120900/kv-f32"
     );
     assert!(!numerics(DeviceChoice::Auto, 3).unwrap().starts_with("cuda"));
     let error = numerics(DeviceChoice::Cuda(1), 2).unwrap_err().to_string();

@@ -88,13 +88,13 @@ fn the_text_is_the_same_with_the_library_and_without() {
     let mock = Mock::new();
     for family in tiny::FAMILIES {
         let mut without = on_cuda(family, Numerics::Fast, false);
-        assert_eq!(without.caps().numerics_id, "cuda2-sm80-fast/kv-f32");
+        assert_eq!(without.caps().numerics_id, "cuda3-sm80-fast/kv-f32");
         let before = mock.report().products;
         let given = || mock.report().products - before;
         let expected = texts(&mut without, 1, 4).unwrap();
         assert_eq!(given(), 0);
         let mut with = on_cuda(family, Numerics::Fast, true);
-        assert_eq!(with.caps().numerics_id, "cuda2-sm80-fast-lt120900/kv-f32");
+        assert_eq!(with.caps().numerics_id, "cuda3-sm80-fast-lt120900/kv-f32");
         assert_eq!(texts(&mut with, 1, 4).unwrap(), expected, "{family}");
         // Seven products of each layer of the prompts; the head has two rows only.
         let wanted = 7 * tiny::LAYERS as u64;
@@ -128,7 +128,7 @@ fn without_the_library_our_own_kernels_compute() {
         return;
     }
     let mut wanted = on_cuda("llama", Numerics::Fast, true);
-    assert_eq!(wanted.caps().numerics_id, "cuda2-sm80-fast/kv-f32");
+    assert_eq!(wanted.caps().numerics_id, "cuda3-sm80-fast/kv-f32");
     let expected = texts(&mut on_cuda("llama", Numerics::Fast, false), 1, 4).unwrap();
     assert_eq!(texts(&mut wanted, 1, 4).unwrap(), expected);
 }
