@@ -87,6 +87,8 @@ pub struct ParsedHints {
     pub kv_hints: Option<Value>,
     /// What the operator lets this caller ask for.
     pub ceiling: Ceiling,
+    /// The jump of the queue was not said: it is the priority, read as seconds.
+    pub jump_is_priority: bool,
 }
 
 /// What an operator lets a caller ask for; applied after parsing.
@@ -130,6 +132,9 @@ impl ParsedHints {
                 hints.priority, ceiling.priority
             ));
             hints.priority = ceiling.priority;
+            if self.jump_is_priority {
+                hints.jump_s = f64::from(ceiling.priority).max(0.0);
+            }
         }
         let said = hints.retain.iter_mut().map(|(_, said)| said);
         let said = said.chain(&mut hints.retain_output);
@@ -227,8 +232,9 @@ pub fn parse_as(
         session_control: Fields::of(body.get("session_control"), "session_control", notes),
         top,
     };
+    let (hints, jump_is_priority) = hints_of(compat, &agent_hints, headers, notes);
     let mut parsed = ParsedHints {
-        hints: hints_of(compat, &agent_hints, headers, notes),
+        hints,
         salt: salt_of(&body, top, headers, notes),
         session: session::find(headers, &sources, notes),
         prompt_cache_key: top
@@ -251,6 +257,7 @@ pub fn parse_as(
             .find(|envelope| !envelope.is_null())
             .cloned(),
         ceiling: Ceiling::default(),
+        jump_is_priority,
     };
     sources
         .session_control
@@ -318,7 +325,13 @@ const AGENT_CONTEXT_FIELDS: &[&str] = &[
     "parent_program_id",
 ];
 
-fn hints_of(compat: Compat, fields: &Fields<'_>, headers: Headers<'_>, notes: &mut Notes) -> Hints {
+/// The hints, and whether the jump among them is the priority.
+fn hints_of(
+    compat: Compat,
+    fields: &Fields<'_>,
+    headers: Headers<'_>,
+    notes: &mut Notes,
+) -> (Hints, bool) {
     fields.note_unknown(AGENT_HINTS_FIELDS, notes);
     let priority = header_int(headers, &["x-dynamo-request-priority"], notes);
     let priority = priority.or_else(|| fields.int::<i32>("priority", notes));
@@ -330,7 +343,9 @@ fn hints_of(compat: Compat, fields: &Fields<'_>, headers: Headers<'_>, notes: &m
         Compat::Rootstock => sensitivity_s.or(by_priority),
         Compat::Dynamo16 => by_priority.or(sensitivity_s),
     };
-    Hints {
+    let jump_is_priority =
+        priority.is_some() && (compat == Compat::Dynamo16 || sensitivity_s.is_none());
+    let hints = Hints {
         jump_s: jump_s.unwrap_or(0.0).max(0.0),
         priority: priority.unwrap_or(0),
         strict: strict.unwrap_or(0),
@@ -342,7 +357,8 @@ fn hints_of(compat: Compat, fields: &Fields<'_>, headers: Headers<'_>, notes: &m
         reuses: fields.int("total_requests", notes),
         context: context_of(fields, notes),
         ..Hints::default()
-    }
+    };
+    (hints, jump_is_priority)
 }
 
 fn context_of(fields: &Fields<'_>, notes: &mut Notes) -> Option<ContextKind> {

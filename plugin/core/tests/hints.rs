@@ -76,6 +76,43 @@ fn output_lengths_are_counts() {
     }
 }
 
+/// Whoever may not be more important may not jump further by the same word either.
+#[test]
+fn a_bound_of_the_priority_bounds_the_jump_that_is_made_of_it() {
+    let both = json!({"latency_sensitivity": 60, "priority": 99});
+    for (compat, hints, most, jump_s) in [
+        (Compat::Rootstock, json!({"priority": 99}), 10, 10.0),
+        (Compat::Rootstock, json!({"priority": 99}), -4, 0.0),
+        (Compat::Rootstock, json!({"priority": 7}), 10, 7.0),
+        (Compat::Rootstock, both.clone(), 10, 60.0),
+        (
+            Compat::Rootstock,
+            json!({"latency_sensitivity": 60}),
+            10,
+            60.0,
+        ),
+        (Compat::Dynamo16, json!({"priority": 99}), 10, 10.0),
+        (Compat::Dynamo16, both, 10, 10.0),
+        (
+            Compat::Dynamo16,
+            json!({"latency_sensitivity": 60}),
+            10,
+            60.0,
+        ),
+    ] {
+        let shown = format!("{compat:?} {hints} at most {most}");
+        let mut parsed = parse_as(compat, &json!({ "agent_hints": hints }), &json!({}), &[]);
+        parsed.restrict(&Ceiling {
+            priority: most,
+            ..Ceiling::default()
+        });
+        assert!(
+            (parsed.hints.jump_s - jump_s).abs() < 1e-9,
+            "{shown}: {parsed:?}"
+        );
+    }
+}
+
 #[test]
 fn the_jump_is_latency_sensitivity_else_priority_and_never_negative() {
     let jump_s = |compat, hints: Value| {
@@ -349,7 +386,8 @@ fn isolation_survives_a_salt_that_is_malformed_or_long() {
 #[test]
 fn an_operator_bounds_priorities_and_binds_the_salt() {
     let body = json!({
-        "agent_hints": {"priority": i32::MAX, "strict_priority": 9}, "cache_salt": "victim"
+        "agent_hints": {"priority": i32::MAX, "strict_priority": 9, "latency_sensitivity": 99},
+        "cache_salt": "victim"
     });
     let mut parsed = parse(&body, &json!({}), &[]);
     parsed.restrict(&Ceiling {
