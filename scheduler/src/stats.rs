@@ -71,7 +71,7 @@ pub struct SchedulerStats {
     pub pins_asked: u64,
     /// Of those, not or not wholly granted.
     pub pins_cut: u64,
-    /// Positions computed, recomputation included.
+    /// Positions computed, recomputation included, guesses not.
     pub computed_tokens: u64,
     /// Output tokens.
     pub generated_tokens: u64,

@@ -124,21 +124,21 @@ impl EngineThread {
     }
 
     fn next_plan(&self, patience: Patience) -> Next {
-        let plan = match patience {
-            Patience::None => {
-                let got = self.plans.try_recv();
-                got.map_err(|error| error == flume::TryRecvError::Disconnected)
-            }
-            Patience::For(limit) => {
-                let got = self.plans.recv_timeout(limit);
-                got.map_err(|error| error == flume::RecvTimeoutError::Disconnected)
-            }
-            Patience::Endless => self.plans.recv().map_err(|_| true),
-        };
-        match plan {
-            Ok(plan) => Next::Plan(plan),
-            Err(false) => Next::Nothing,
-            Err(true) => Next::HungUp,
+        match patience {
+            Patience::None => match self.plans.try_recv() {
+                Ok(plan) => Next::Plan(plan),
+                Err(flume::TryRecvError::Empty) => Next::Nothing,
+                Err(flume::TryRecvError::Disconnected) => Next::HungUp,
+            },
+            Patience::For(limit) => match self.plans.recv_timeout(limit) {
+                Ok(plan) => Next::Plan(plan),
+                Err(flume::RecvTimeoutError::Timeout) => Next::Nothing,
+                Err(flume::RecvTimeoutError::Disconnected) => Next::HungUp,
+            },
+            Patience::Endless => match self.plans.recv() {
+                Ok(plan) => Next::Plan(plan),
+                Err(flume::RecvError::Disconnected) => Next::HungUp,
+            },
         }
     }
 

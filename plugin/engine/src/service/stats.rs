@@ -184,7 +184,7 @@ pub struct Stats {
     pub steps: u64,
     /// Steps that failed or panicked.
     pub steps_failed: u64,
-    /// Tokens put through the model.
+    /// Tokens put through the model, but for guesses.
     pub computed_tokens: u64,
     /// Full recounts made while idle.
     pub idle_checks: u64,
