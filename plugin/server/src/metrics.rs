@@ -53,6 +53,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Its name in request traces and spans.
+    pub const fn finish_reason(self) -> &'static str {
+        match self {
+            Outcome::Stop => "stop",
+            Outcome::Length => "length",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "error",
+        }
+    }
+
     fn label(self) -> OutcomeLabel {
         let outcome = match self {
             Outcome::Stop => "stop",

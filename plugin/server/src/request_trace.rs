@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::engine_port::Job;
 use crate::http::label::Label;
-use crate::metrics::{Ending, Outcome};
+use crate::metrics::Ending;
 
 /// Lines that wait for the disk.
 const LINES_MAX: usize = 4096;
@@ -152,7 +152,7 @@ impl Traced {
             ("worker", json!({"dp_rank": usage.replica})),
             (
                 "finish_reason_metadata",
-                json!({"finish_reason": reason(ending.outcome)}),
+                json!({"finish_reason": ending.outcome.finish_reason()}),
             ),
         ];
         for (name, value) in told {
@@ -169,15 +169,6 @@ impl Traced {
                 "request": request,
             },
         })
-    }
-}
-
-const fn reason(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Stop => "stop",
-        Outcome::Length => "length",
-        Outcome::Cancelled => "cancelled",
-        Outcome::Failed => "error",
     }
 }
 

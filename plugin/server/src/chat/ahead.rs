@@ -213,7 +213,7 @@ impl Ahead {
         self.wasted.fetch_add(wasted, Ordering::Relaxed);
     }
 
-    /// Remembers a request; None when the same is remembered already, or too many are.
+    /// Remembers a request; false when the same is remembered already, or too many are.
     fn keep(&self, one: Kept) -> bool {
         let mut kept = self.lock();
         let known = |other: &Kept| other.salt == one.salt && other.tokens == one.tokens;

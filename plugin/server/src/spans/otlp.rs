@@ -348,7 +348,7 @@ impl Maker {
         let reasons = request
             .answers
             .iter()
-            .map(|answer| StringValue::from(reason(answer.outcome)));
+            .map(|answer| StringValue::from(answer.outcome.finish_reason()));
         let mut all = vec![
             KeyValue::new("gen_ai.request.model", self.model.clone()),
             text("url.path", &request.path),
@@ -414,15 +414,6 @@ impl Maker {
 
 fn at(unix_ns: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_nanos(unix_ns)
-}
-
-const fn reason(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Stop => "stop",
-        Outcome::Length => "length",
-        Outcome::Cancelled => "cancelled",
-        Outcome::Failed => "error",
-    }
 }
 
 fn status(request: &RequestSpan) -> Status {
