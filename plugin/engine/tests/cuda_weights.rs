@@ -31,10 +31,11 @@ const ENGINE: Variant = Variant {
 };
 
 /// Formats with blocks as short as the tiny models' rows.
-const FORMATS: [(TensorType, GgmlType); 3] = [
-    (TensorType::Q4_0, GgmlType::Q4_0),
-    (TensorType::Q4_1, GgmlType::Q4_1),
-    (TensorType::Q8_0, GgmlType::Q8_0),
+const FORMATS: [GgmlType; 4] = [
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
 ];
 
 /// One block of 32 values, each rounded to the nearest that the format has.
@@ -45,6 +46,7 @@ fn block(values: &[f32], ty: GgmlType) -> Vec<u8> {
     let (scale, offset, levels) = match ty {
         GgmlType::Q4_0 => (most / 7.0, -8.0 * most / 7.0, 15.0),
         GgmlType::Q4_1 => ((high - low) / 15.0, low, 15.0),
+        GgmlType::Q5_1 => ((high - low) / 31.0, low, 31.0),
         _ => (most / 127.0, -128.0 * most / 127.0, 255.0),
     };
     let small: Vec<u8> = values
@@ -55,11 +57,17 @@ fn block(values: &[f32], ty: GgmlType) -> Vec<u8> {
     match ty {
         GgmlType::Q8_0 => out.extend(small.iter().map(|q| q ^ 0x80)),
         _ => {
-            if ty == GgmlType::Q4_1 {
+            if ty != GgmlType::Q4_0 {
                 out.extend(f16::from_f32(offset).to_le_bytes());
             }
+            if ty == GgmlType::Q5_1 {
+                let fifths = small.iter().rev();
+                let fifths = fifths.fold(0, |bits: u32, q| bits << 1 | u32::from(q >> 4));
+                out.extend(fifths.to_le_bytes());
+            }
             let (first, second) = small.split_at(16);
-            out.extend(first.iter().zip(second).map(|(low, high)| low | high << 4));
+            let pairs = first.iter().zip(second);
+            out.extend(pairs.map(|(low, high)| low & 15 | high << 4));
         }
     }
     out
@@ -126,7 +134,8 @@ fn weights_in_blocks_give_the_text_of_their_values() {
     }
     println!();
     for family in tiny::FAMILIES {
-        for (file_type, ty) in FORMATS {
+        for ty in FORMATS {
+            let file_type = TensorType::from_id(ty.id()).unwrap();
             let quantized = |values: &[f32]| (file_type, blocks(values, ty));
             let floats = |values: &[f32]| {
                 let mut back = vec![0.0; values.len()];
