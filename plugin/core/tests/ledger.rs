@@ -300,7 +300,7 @@ fn a_page_freed_twice_is_refused_by_its_number() {
     ledger.check().unwrap();
 }
 
-/// The middle of a request is freed, and then the whole: the second time that page has no user left.
+/// The head of a request is freed, and then the whole: the second time it has no user left.
 #[test]
 fn a_page_freed_twice_within_a_request_is_refused_and_the_counts_still_add_up() {
     let mut ledger = ledger(8, PolicyKind::Lru);
