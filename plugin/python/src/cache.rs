@@ -241,6 +241,7 @@ impl Cache {
         now_ns: Option<u64>,
     ) -> PyResult<(u64, u32)> {
         let tokens = tokens_of(py, tokens)?;
+        let is_long = tokens.len() >= DETACH_TOKENS;
         let now = now_ns.unwrap_or_else(crate::clock::now_ns);
         let ns = NamespaceId::from_raw(namespace);
         let work = || {
@@ -249,8 +250,7 @@ impl Cache {
             let ids = state.pages(&state.requests[&id]);
             PyResult::Ok((id, cached, ids))
         };
-        let long = pages.len().is_ok_and(|len| len * 16 > DETACH_TOKENS);
-        let (id, cached, ids) = if long { py.detach(work)? } else { work()? };
+        let (id, cached, ids) = if is_long { py.detach(work)? } else { work()? };
         if let Err(error) = write(py, pages, &ids) {
             self.end(id, "keep", Some(now))?;
             return Err(error);
