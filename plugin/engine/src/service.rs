@@ -28,6 +28,7 @@ mod start_cuda;
 mod stats;
 mod store;
 mod visit;
+mod watch;
 mod wish;
 
 /// What `wish.rs` is made of; `tests/schedules` has another.

@@ -27,6 +27,7 @@ use super::request::{Event, SubmitError, SubmitMessage};
 use super::stats::Stats;
 use super::store;
 use super::visit::{Visit, Visitor};
+use super::watch::Watch;
 use super::wish::Wish;
 
 /// With requests waiting and nothing running, time alone can change things (deadlines).
@@ -97,6 +98,7 @@ pub(super) struct CoreThread {
     pub(super) when_idle: Vec<flume::Sender<()>>,
     pub(super) kv_events: Option<KvTeller>,
     pub(super) storage: Option<Box<dyn StoreEngine>>,
+    pub(super) watch: Watch,
     /// Work was done since the last idle check.
     pub(super) dirty: bool,
 }
@@ -427,6 +429,20 @@ impl CoreThread {
         if with_core {
             self.stats.core = Some(self.core.stats());
             self.stats.store = self.storage.as_ref().map(|store| store.stats());
+            let journal = self
+                .stats
+                .core
+                .as_ref()
+                .and_then(|core| core.journal.as_ref());
+            if let Some(line) = self.watch.journal(journal) {
+                tracing::error!("{line}");
+            }
+            if let Some(line) = self
+                .watch
+                .store(self.stats.store.as_ref(), self.clock.now())
+            {
+                tracing::warn!("{line}");
+            }
         }
         let mut shared = self
             .shared

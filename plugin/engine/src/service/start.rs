@@ -20,6 +20,7 @@ use super::kv_teller::KvTeller;
 use super::request::RequestLimits;
 use super::stats::Stats;
 use super::store::{self, Place, StorageConfig};
+use super::watch::Watch;
 use super::{Inner, ModelInfo, Service, ServiceConfig, Shared};
 use crate::constrained::GrammarMasks;
 use crate::cpu_backend::{CpuBackend, CpuBackendConfig, SharedArena};
@@ -341,6 +342,7 @@ fn spawn(
         when_idle: Vec::new(),
         kv_events: parts.kv_events,
         storage,
+        watch: Watch::default(),
         dirty: false,
     };
     // Whoever has the service finds its counters, before the first turn too.
