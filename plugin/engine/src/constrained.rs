@@ -201,11 +201,38 @@ fn check_length(bytes: usize) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// The first line of a message, within bounds.
+/// The first line of a message, and the one that names the cause, within bounds.
 fn message(text: &str) -> String {
-    let line = text.lines().find(|line| !line.trim().is_empty());
-    line.unwrap_or("it is not a grammar")
-        .chars()
-        .take(MESSAGE_CHARS_MAX)
-        .collect()
+    if text.contains("NoExtensionBias") {
+        let cause =
+            "no text can satisfy it: it refers to itself without an end, or contradicts itself";
+        return cause.to_owned();
+    }
+    let bounded = |line: &str| line.chars().take(MESSAGE_CHARS_MAX).collect::<String>();
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let mut told = bounded(lines.next().unwrap_or("it is not a grammar"));
+    // A parser of patterns shows the place first and says last what is wrong there.
+    if let Some(cause) = lines.find_map(|line| line.trim().strip_prefix("error: ")) {
+        told.push(' ');
+        told.push_str(&bounded(cause));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_cause_in_few_words() {
+        let regex = "at 1(8): invalid regex \"(a)\\\\1\" (in regex): regex parse error:\n    (a)\\1\n       \
+^^\nerror: backreferences are not supported";
+        let told = message(regex);
+        assert!(told.starts_with("at 1(8): invalid regex"), "{told}");
+        assert!(told.ends_with("backreferences are not supported"), "{told}");
+        assert!(!message("NoExtensionBias").contains("Bias"));
+        assert_eq!(message(" \n"), "it is not a grammar");
+        let long = format!("{}\nerror: {}", "(".repeat(40_000), "x".repeat(40_000));
+        assert!(message(&long).len() <= 2 * MESSAGE_CHARS_MAX + 1);
+    }
 }

@@ -100,6 +100,14 @@ pub enum EngineError {
         /// What the system says is available.
         available_mib: u64,
     },
+    /// The storage tier cannot be opened.
+    #[error("storage {uri}: {reason}")]
+    Storage {
+        /// The address, without secrets.
+        uri: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A setting of the service is outside its range.
     #[error("{setting} is {found}, it must be {wanted}")]
     Config {

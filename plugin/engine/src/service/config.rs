@@ -11,7 +11,7 @@ use rootstock::{CoreConfig, Limits, RouterConfig, ServingCore};
 use rootstock_kernels::Isa;
 
 use super::memory;
-use super::store::StorageConfig;
+use super::store::{self, StorageConfig};
 use crate::error::EngineError;
 
 /// Where the journal of inputs goes.
@@ -319,6 +319,9 @@ impl ServiceConfig {
                 page_count(memory::host_default(free, device_bytes), page_bytes)
             }
         };
+        if let Some(storage) = self.storage.as_ref().filter(|_| host == 0) {
+            return Err(store::without_host(storage));
+        }
         let wanted = device_bytes + u64::from(host) * page_bytes;
         match free {
             Some(free) if wanted > free => Err(EngineError::Memory {

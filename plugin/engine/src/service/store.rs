@@ -62,12 +62,19 @@ pub(super) fn open(
     place: &Place,
     wake: impl Fn() + Send + 'static,
 ) -> Result<Box<dyn StoreEngine>, EngineError> {
-    let host = place.host.clone().ok_or_else(|| EngineError::Config {
-        setting: "storage",
-        found: without_secrets(&config.uri),
-        wanted: "a host tier: pages pass through it".to_owned(),
-    })?;
+    let host = place.host.clone();
+    let host = host.ok_or_else(|| without_host(config))?;
     start(config, host, place.layout, &place.numerics, wake)
+}
+
+pub(super) fn without_host(config: &StorageConfig) -> EngineError {
+    EngineError::Storage {
+        uri: without_secrets(&config.uri),
+        reason:
+            "it needs a host tier, through which pages pass; the host tier has 0 pages, give it \
+more memory (--host-kv-mib)"
+                .to_owned(),
+    }
 }
 
 #[cfg(feature = "storage")]
@@ -90,10 +97,9 @@ fn start(
     let storage = Storage::open(&options, HostArena(host), wake);
     storage
         .map(|storage| Box::new(storage) as Box<dyn StoreEngine>)
-        .map_err(|error| EngineError::Config {
-            setting: "storage",
-            found: without_secrets(&config.uri),
-            wanted: error.to_string(),
+        .map_err(|error| EngineError::Storage {
+            uri: without_secrets(&config.uri),
+            reason: error.to_string(),
         })
 }
 
@@ -105,10 +111,9 @@ fn start(
     _numerics: &str,
     _wake: impl Fn() + Send + 'static,
 ) -> Result<Box<dyn StoreEngine>, EngineError> {
-    Err(EngineError::Config {
-        setting: "storage",
-        found: without_secrets(&config.uri),
-        wanted: "a build with the feature `storage`".to_owned(),
+    Err(EngineError::Storage {
+        uri: without_secrets(&config.uri),
+        reason: "this build has no storage tier; build it with `--features storage`".to_owned(),
     })
 }
 
