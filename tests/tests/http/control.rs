@@ -148,6 +148,12 @@ fn each_action_has_its_own_outcome_and_reason() {
         status(&server, "kv.pin", &json!({"messages": messages})).0,
         "missing"
     );
+    let future = json!({"protocol_version": "9", "actions": []});
+    let refused = server.post("/v1/kv/actions", &future).json();
+    assert_eq!(
+        refused["error"]["message"],
+        "protocol_version is \"9\"; this server knows 0.x"
+    );
     let refused = server.post("/v1/kv/actions", &json!({"actions": 5}));
     assert_eq!(
         (refused.status, refused.json()["error"]["param"].as_str()),

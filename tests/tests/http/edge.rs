@@ -179,6 +179,7 @@ fn tokens_of_a_text_and_of_a_conversation_and_back() {
     let usage = server.post("/v1/chat/completions", &talk).json()["usage"].clone();
     assert_eq!(count, usage["prompt_tokens"]);
     assert_eq!(server.post("/tokenize", &json!({})).status, 400);
+    assert_eq!(server.post("/detokenize", &json!({})).status, 400);
     assert_eq!(
         server
             .post("/detokenize", &json!({"tokens": [99_999]}))

@@ -118,7 +118,10 @@ pub fn read(body: &Value, inside: bool) -> Result<Envelope, ApiError> {
         .ok_or_else(|| ApiError::param("kv_hints", "an object with actions is wanted"))?;
     let version = object.get("protocol_version").and_then(Value::as_str);
     if !version.is_none_or(|version| version.starts_with("0.")) {
-        let message = format!("protocol_version is {version:?}; this server knows 0.x");
+        let message = format!(
+            "protocol_version is {:?}; this server knows 0.x",
+            version.unwrap_or_default()
+        );
         return Err(ApiError::param("protocol_version", message));
     }
     let message_id = name(object, "message_id").unwrap_or_default();

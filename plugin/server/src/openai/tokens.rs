@@ -27,7 +27,9 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Respon
     let read = |app: &App, body: &Value, _: Option<&str>| {
         let fields = Fields::root(body)?;
         let vocab = app.engine.card().vocab;
-        let list = fields.list("tokens")?.unwrap_or_default();
+        let list = fields.list("tokens")?.ok_or_else(|| {
+            ApiError::param("tokens", "tokens must be a list of token ids, found none")
+        })?;
         let token = |(index, value)| read_token(value, &format!("tokens[{index}]"), vocab);
         let tokens: Vec<u32> = list
             .iter()
