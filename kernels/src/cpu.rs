@@ -40,9 +40,9 @@ pub use ggml::{GgmlType, dequantize};
 pub use heads::{HeadArgs, Heads, place_heads};
 pub use huge::{WeightRoom, advise_huge};
 pub use isa::{Isa, numerics_id};
+pub use kv::{KvRow, KvView, store_kv};
 #[cfg(feature = "cuda")]
 pub(crate) use kv::{check_head_dim, check_tables};
-pub use kv::{KvRow, KvView, store_kv};
 pub use matmul::{Product, matmul, products};
 pub use matrix::PackedMatrix;
 pub use norm::{add, argmax, qk_norm, rms_norm, silu_mul, softmax};
