@@ -508,7 +508,7 @@ fn a_call_that_fails_under_a_prefix_on_its_way_fails_its_request_alone() {
         "\n    {n} calls by {every}: {failed} failed, {answered} answered, {begun} in transit"
     );
     assert!(begun > 10, "{begun} requests began in transit");
-    assert!(failed > 3 && answered > 3, "{failed} and {answered}");
+    assert!(failed > 3 && answered > 1, "{failed} and {answered}");
 }
 
 #[test]
