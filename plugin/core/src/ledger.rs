@@ -534,10 +534,13 @@ impl PageLedger {
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    fn take(&self, page: u32) {
+    /// Takes a user from a page. False where it has none.
+    fn take(&self, page: u32) -> bool {
         let left = self.count(page).checked_sub(1);
-        let left = left.expect("a page without users is refused before");
-        self.counts[page as usize].store(left, Ordering::Relaxed);
+        if let Some(left) = left {
+            self.counts[page as usize].store(left, Ordering::Relaxed);
+        }
+        left.is_some()
     }
 
     /// Recounts everything from scratch; for tests.

@@ -398,7 +398,12 @@ fn offer(
             .filter(|_| matches!(added, Admission::Rejected(_)))
             .or(Some(added));
     }
-    answer.expect("a core has a replica at least")
+    // Where there is nobody to ask, later is the answer.
+    answer.unwrap_or(Admission::Deferred {
+        queue_len: 0,
+        queue_cap: 0,
+        retry_after_s: OVERLOAD_RETRY_S,
+    })
 }
 
 fn overlap(probe: Probe, page_tokens: u32) -> Overlap {

@@ -250,8 +250,7 @@ impl PageLedger {
         self.unhang(at);
         let mut freed = 0;
         while let Some(&last) = self.holding(at).pages.last() {
-            if pages.get(freed) == Some(&last) && self.count(last) > 0 {
-                self.take(last);
+            if pages.get(freed) == Some(&last) && self.take(last) {
                 freed += 1;
             } else if self.entries[last as usize].early > 0 {
                 self.entries[last as usize].early -= 1;
@@ -266,10 +265,9 @@ impl PageLedger {
 
     /// Gives back a page in which no holding ends.
     pub(super) fn free_alone(&mut self, page: u32, back: &mut Vec<PageId>) {
-        if page == 0 {
+        if page == 0 || !self.take(page) {
             return;
         }
-        self.take(page);
         let idle = self.count(page) == 0;
         let entry = &mut self.entries[page as usize];
         if entry.state != State::Owned {
